@@ -1,0 +1,142 @@
+"""TorchComm: the Comm over ``torch.distributed``, and what each collective puts on the wire."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tersegrad.core import Comm
+
+_SIZE_NBYTES = 8  # lengths travel as int64
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one call of a collective costs one worker: bytes that leave its link, and messages one after another."""
+
+    collective: str
+    payload: int  # bytes that the worker handed over
+    sent: int  # bytes that leave the worker, in the pattern that gloo uses
+    hops: int  # how often the latency of the link is paid
+
+
+def all_reduce_traffic(size: int, nbytes: int) -> Traffic:
+    """Ring: 2(n-1)/n of the vector, in 2(n-1) rounds."""
+    return Traffic("all_reduce", nbytes, 2 * (size - 1) * nbytes // size, 2 * (size - 1))
+
+
+def all_gather_traffic(size: int, lengths: list[int], rank: int, with_sizes: bool) -> Traffic:
+    """Ring of n-1 rounds; every block is as long as the longest. One more ring for lengths that nobody knows."""
+    block = padded_length(lengths) + (_SIZE_NBYTES if with_sizes else 0)
+    return Traffic("all_gather", lengths[rank], (size - 1) * block, (size - 1) * (2 if with_sizes else 1))
+
+
+def padded_length(lengths: list[int]) -> int:
+    """The longest, rounded up so that every received block begins at a whole word."""
+    return -(-max(lengths) // 8) * 8
+
+
+def shift_traffic(size: int, nbytes: int) -> Traffic:
+    """One message to the neighbour, after its length."""
+    return Traffic("shift", nbytes, nbytes + _SIZE_NBYTES if size > 1 else 0, 2 if size > 1 else 0)
+
+
+def exchange_traffic(size: int, lengths: list[int], rank: int) -> Traffic:
+    """One message to every other worker, all at once, after their lengths."""
+    sent = sum(length + _SIZE_NBYTES for r, length in enumerate(lengths) if r != rank)
+    return Traffic("exchange", sum(lengths), sent, 2 if size > 1 else 0)
+
+
+def broadcast_traffic(size: int, nbytes: int, rank: int, root: int) -> Traffic:
+    """Binomial tree: who has the vector after a round passes it on in the next."""
+    rounds = math.ceil(math.log2(size))
+    place = (rank - root) % size
+    joined = place.bit_length()  # the round in which this worker got it
+    sends = sum(1 for r in range(joined, rounds) if place + (1 << r) < size)
+    return Traffic("broadcast", nbytes if rank == root else 0, sends * nbytes, rounds)
+
+
+class TorchComm(Comm):
+    """Blocking collectives on a ``torch.distributed`` process group of its own; used by one thread at a time."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self._receive_buffer = torch.empty(0, dtype=torch.uint8)
+        self._send_buffer = torch.empty(0, dtype=torch.uint8)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Sums in place; gloo reduces every part of the ring in one place, so all workers get the same bits."""
+        if self.size > 1 and x.numel():
+            dist.all_reduce(x, group=self.group)
+
+    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+        """Gathers blocks padded to the longest, because gloo refuses uneven ones."""
+        if self.size == 1:
+            return [x]
+        lengths = self._all_sizes(x.numel()) if sizes is None else sizes
+        block_length = padded_length(lengths)
+        if block_length == 0:
+            return [x] * self.size
+        blocks = list(self._receive(self.size * block_length).split(block_length))
+        dist.all_gather(blocks, self._padded(x, block_length), group=self.group)
+        return [block[:length] for block, length in zip(blocks, lengths, strict=True)]
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Even ranks of the ring need no special order: both messages are posted before either is waited for."""
+        if self.size == 1:
+            return x
+        length = torch.empty(1, dtype=torch.int64)
+        self._to_neighbour(torch.tensor([x.numel()]), length)
+        received = self._receive(int(length))
+        self._to_neighbour(x, received)
+        return received
+
+    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
+        """all_to_all_single with uneven splits."""
+        if self.size == 1:
+            return list(parts)
+        lengths = torch.tensor([part.numel() for part in parts])
+        theirs = torch.empty_like(lengths)
+        dist.all_to_all_single(theirs, lengths, group=self.group)
+        incoming = theirs.tolist()
+        received = self._receive(sum(incoming))
+        dist.all_to_all_single(received, torch.cat(parts), incoming, lengths.tolist(), group=self.group)
+        return list(received.split(incoming))
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        """In place; ``root`` is a rank of this group."""
+        if self.size > 1 and x.numel():
+            dist.broadcast(x, group=self.group, group_src=root)
+
+    def _all_sizes(self, nbytes: int) -> list[int]:
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([nbytes]), group=self.group)
+        return [int(size) for size in sizes]
+
+    def _to_neighbour(self, send: Tensor, receive: Tensor) -> None:
+        # An empty message is not sent at all: both ends know its length by then.
+        works = []
+        if send.numel():
+            works.append(dist.isend(send, group=self.group, group_dst=(self.rank + 1) % self.size))
+        if receive.numel():
+            works.append(dist.irecv(receive, group=self.group, group_src=(self.rank - 1) % self.size))
+        for work in works:
+            assert work is not None  # None only for a process outside the group
+            work.wait()
+
+    def _padded(self, x: Tensor, nbytes: int) -> Tensor:
+        if x.numel() == nbytes:
+            return x
+        if self._send_buffer.numel() < nbytes:
+            self._send_buffer = torch.zeros(nbytes, dtype=torch.uint8)
+        self._send_buffer[: x.numel()].copy_(x)
+        return self._send_buffer[:nbytes]
+
+    def _receive(self, nbytes: int) -> Tensor:
+        if self._receive_buffer.numel() < nbytes:
+            self._receive_buffer = torch.empty(nbytes, dtype=torch.uint8)
+        return self._receive_buffer[:nbytes]

@@ -1,0 +1,326 @@
+"""The five nouns and the one law; this docstring is the specification that everything else obeys.
+
+**Payload**: what one worker puts on the wire for one bucket. Bytes, and the length of the vector they stand for.
+
+**Compressor**: a codec for *one* flat float32 vector. It talks to nobody and owns no memory.
+
+- ``init(bucket, seed)`` gives a fresh state.
+- ``encode(x, state)`` gives a payload, valid until the next ``encode`` with the same state. It does not change ``x``.
+- ``accumulate(payload, acc, scale)`` does ``acc += scale * decoded(payload)`` and needs nothing but the payload.
+  Summing N workers' payloads, decoding one (on zeros) and taking one's own out again (``scale=-1``) are this one call.
+- ``accumulator(out, state)`` and ``finish(acc, out, state)`` let a method sum in another domain (a spectrum) and
+  come back once. By default the sum is made in ``out`` itself.
+
+**Bucket**: one contiguous gradient buffer and who lives in it.
+
+**Comm**: the only way out of the process.
+
+**Reducer**: how N workers turn N buckets into one mean. ``reduce(bucket, x, out, state, comm)`` blocks, writes the mean
+into ``out`` (the same bits on every worker) and leaves in ``x`` what was not sent. The law:
+
+    mean over workers of (x before - x after) == out
+
+A reducer with a memory obeys it with the memory counted in: what left ``x`` and was not sent is in its state. A reducer
+that throws something away on purpose says so with ``conserves = False``. ``out`` may be the very tensor ``x``: then the
+caller does not want the rest, and nothing is left.
+
+If any worker's ``x`` holds a NaN or an infinity, ``out`` is non-finite on every worker and ``x`` is unspecified.
+
+**State** is a plain dict of tensors, numbers and states, owned by the caller. Its rules:
+
+- ``reduce`` and ``encode`` do not change what is saved. What shall be otherwise after this step is noted with ``later``;
+  the caller then settles the step (``state.settle``): kept if ``out`` is finite, forgotten if not. As all workers see the
+  same ``out``, they decide alike with no further message, and a step with a NaN in any of its buckets leaves no trace.
+- Keys that begin with ``_`` are scratch: never saved, may be dropped at any time between two steps.
+- A tensor in the state of several tensors' bucket is flat and has one entry per element of the bucket.
+- A nested state that covers only some of the bucket's tensors lists them under ``names``. In a state that covers a
+  single tensor, tensors may have any shape.
+- A number belongs to the bucket.
+
+So a state can be cut by tensor name and joined in another order (``state.py``), whatever the method.
+
+Compressors and reducers are *specs*: frozen dataclasses whose ``repr`` is the expression that makes them.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+State = dict[str, Any]
+
+HEADER_NBYTES = 56  # room in front of every payload's body for the frame header (wire.py), so that framing copies nothing
+
+
+class Spec:
+    """Base of everything that is written as a constructor expression: ``parse(repr(spec)) == spec``."""
+
+    examples: ClassVar[tuple[str, ...]] = ()  # expressions that the laws are run on; default: the class with no argument
+
+    def __repr__(self) -> str:
+        return self._expression(with_defaults=False)
+
+    def fingerprint(self) -> int:
+        """64 bits that name this spec with all its parameters, defaults included."""
+        digest = hashlib.blake2b(self._expression(with_defaults=True).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+    def walk(self) -> "Iterator[Spec]":
+        """This spec and every spec inside it, outermost first."""
+        yield self
+        for f in fields(self):  # type: ignore[arg-type]  # every final subclass is a dataclass
+            value = getattr(self, f.name)
+            for child in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(child, Spec):
+                    yield from child.walk()
+
+    def _expression(self, with_defaults: bool) -> str:
+        parts = []
+        leading = True  # a nested spec in front is written without its field's name
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            leading = leading and isinstance(value, Spec | dict)
+            if value == default and not with_defaults:
+                leading = False
+                continue
+            text = _literal(value, with_defaults)
+            parts.append(text if leading else f"{f.name}={text}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _literal(value: Any, with_defaults: bool) -> str:
+    if isinstance(value, Spec):
+        return value._expression(with_defaults)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_literal(v, with_defaults)}" for k, v in value.items()) + "}"
+    return repr(value)
+
+
+@dataclass
+class Bucket:
+    """One contiguous gradient buffer: the tensors in it, in order, and the step it is being reduced for.
+
+    >>> b = Bucket(("w", "b"), ((2, 3), (3,)))
+    >>> b.numel, b.offsets
+    (9, (0, 6, 9))
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    step: int = 0  # set by the caller before every reduce
+    seed: int = 0  # all randomness comes from (seed, step, bucket)
+    sizes: tuple[int, ...] = field(init=False, repr=False)
+    offsets: tuple[int, ...] = field(init=False, repr=False)  # len(names) + 1 of them
+    id: int = field(init=False, repr=False)  # the same on every worker: a hash of names and shapes
+
+    def __post_init__(self) -> None:
+        self.sizes = tuple(math.prod(shape) for shape in self.shapes)
+        offsets = [0]
+        for size in self.sizes:
+            offsets.append(offsets[-1] + size)
+        self.offsets = tuple(offsets)
+        text = repr((self.names, self.shapes)).encode()
+        self.id = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.offsets[-1]
+
+    def subset(self, members: list[int]) -> "Bucket":
+        """The bucket of only these tensors (by position), packed without gaps."""
+        return Bucket(
+            tuple(self.names[i] for i in members), tuple(self.shapes[i] for i in members), self.step, self.seed
+        )
+
+    @staticmethod
+    def flat(numel: int, name: str = "x", seed: int = 0) -> "Bucket":
+        """A bucket with a single vector in it."""
+        return Bucket((name,), ((numel,),), seed=seed)
+
+
+def scratch(state: State, key: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A buffer that lives in the state between steps, so that steady state allocates nothing; contents undefined."""
+    buffer = state.get("_" + key)
+    if buffer is None or buffer.numel() < numel:
+        buffer = state["_" + key] = torch.empty(numel, dtype=dtype, device=device)
+    return buffer[:numel]
+
+
+def later(state: State, **changes: Any) -> None:
+    """Notes what the state shall hold once the step is settled."""
+    state.setdefault("_next", {}).update(changes)
+
+
+def spare(state: State, key: str) -> Tensor:
+    """A tensor like ``state[key]`` to write its next value into: two buffers that change places at each step."""
+    buffer = state.get("_spare_" + key)
+    return torch.empty_like(state[key]) if buffer is None else buffer
+
+
+class Payload:
+    """The bytes that stand for one float32 vector of ``numel`` elements.
+
+    ``finite`` is False if the vector held a NaN or an infinity: such a payload has no body, and decodes to NaN.
+    """
+
+    __slots__ = ("_memory", "body", "finite", "numel")
+
+    def __init__(self, body: Tensor, numel: int, finite: bool = True, memory: Tensor | None = None):
+        self.body = body
+        self.numel = numel
+        self.finite = finite
+        self._memory = memory  # the body with room for a header in front, if it was encoded here
+
+    @staticmethod
+    def empty(nbytes: int, numel: int, state: State, device: torch.device) -> "Payload":
+        """A payload with an unwritten body of ``nbytes``, in the state's scratch."""
+        memory = scratch(state, "payload", HEADER_NBYTES + nbytes, torch.uint8, device)
+        return Payload(memory[HEADER_NBYTES:], numel, memory=memory)
+
+    @staticmethod
+    def nonfinite(numel: int, state: State, device: torch.device) -> "Payload":
+        """The payload of a vector that holds a NaN or an infinity."""
+        payload = Payload.empty(0, numel, state, device)
+        payload.finite = False
+        return payload
+
+    def trim(self, nbytes: int) -> "Payload":
+        """The same payload with only the first ``nbytes`` of its body."""
+        return Payload(self.body[:nbytes], self.numel, self.finite, self.frame[: HEADER_NBYTES + nbytes])
+
+    @property
+    def frame(self) -> Tensor:
+        """Header and body in one piece; ``wire.seal`` writes the header."""
+        assert self._memory is not None, "only a payload that was encoded here has room for a header"
+        return self._memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire, header included."""
+        return HEADER_NBYTES + self.body.numel()
+
+
+class Compressor(Spec, ABC):
+    """A codec for one flat float32 vector; see the module's docstring for the contract."""
+
+    summable: ClassVar[torch.dtype | None] = None  # set if bodies are vectors of this dtype and adding them adds the vectors
+    conserves: bool = True  # False if a payload may stand for something that neither goes out nor stays behind
+
+    def init(self, bucket: Bucket, seed: int) -> State:
+        """A fresh state for this bucket."""
+        return {}
+
+    @abstractmethod
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """The payload of ``x``. Does not change ``x``."""
+
+    @abstractmethod
+    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc += scale * decoded(payload)`` for a finite payload of the right length (see ``accumulate``)."""
+
+    def accumulate(self, payload: Payload, acc: Tensor, scale: float = 1.0) -> None:
+        """``acc += scale * decoded(payload)``; a non-finite payload makes ``acc`` NaN throughout."""
+        if acc.numel() != self.accumulator_numel(payload.numel):
+            raise ValueError(
+                f"a payload of {payload.numel} elements needs an accumulator of {self.accumulator_numel(payload.numel)}, "
+                f"and this one has {acc.numel()}."
+            )
+        if payload.finite:
+            self.add_decoded(payload, acc, scale)
+        else:
+            acc.fill_(math.nan)
+
+    def accumulator_numel(self, numel: int) -> int:
+        """How long an accumulator for vectors of ``numel`` elements is."""
+        return numel
+
+    def accumulator(self, out: Tensor, state: State) -> Tensor:
+        """Zeros to sum payloads in."""
+        return out.zero_()
+
+    def finish(self, acc: Tensor, out: Tensor, state: State) -> None:
+        """Bring the sum in ``acc`` home to ``out``."""
+
+    def remove(self, payload: Payload, x: Tensor, state: State) -> None:
+        """``x -= decoded(payload)``: leaves in ``x`` what the payload does not carry."""
+        self.accumulate(payload, x, -1.0)
+
+    def sections(self, payload: Payload) -> dict[str, int]:
+        """Where the body's bytes go, for people: section -> bytes."""
+        return {"values": payload.body.numel()}
+
+
+class Comm(ABC):
+    """The only way out of the process. Every call is collective: all workers make the same calls in the same order.
+
+    Tensors that a call returns live in the Comm's own buffers and are valid until its next call.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> None:
+        """``x`` becomes the sum over workers, the same bits everywhere."""
+
+    @abstractmethod
+    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+        """Every worker's bytes in rank order; lengths may differ. ``sizes``, where all know them, saves a round."""
+
+    @abstractmethod
+    def shift(self, x: Tensor) -> Tensor:
+        """Sends bytes to the next rank of the ring and returns the bytes of the previous one."""
+
+    @abstractmethod
+    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
+        """All to all: ``parts[r]`` goes to rank r; returns what every rank sent here, in rank order."""
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        """``x`` becomes the root's ``x``."""
+
+
+class Reducer(Spec, ABC):
+    """How N workers turn N buckets into one mean; see the module's docstring for the law."""
+
+    remembers: ClassVar[bool] = False  # has a memory of past gradients of its own
+    any_dtype: ClassVar[bool] = False  # takes buckets of every float dtype as they are, not only float32
+
+    @property
+    def conserves(self) -> bool:
+        """Whether the law holds to the last bit of rounding; False if something is thrown away on purpose."""
+        return True
+
+    @abstractmethod
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """A fresh state for this bucket."""
+
+    @abstractmethod
+    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+        """Writes the mean into ``out`` and leaves in ``x`` what was not sent."""
+
+
+def mix_seed(*parts: int) -> int:
+    """One 63-bit seed out of several numbers.
+
+    >>> mix_seed(1, 2) == mix_seed(2, 1)
+    False
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def require(spec: Spec, field_name: str, kind: type, advice: str) -> None:
+    """Refuses a field of the wrong kind at construction, with what to write instead."""
+    value = getattr(spec, field_name)
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{type(spec).__name__}: {field_name} must be a {kind.__name__.lower()}, and {value!r} is not one. {advice}"
+        )

@@ -1,0 +1,140 @@
+"""Specs: text <-> object. The text is the constructor expression; nothing is evaluated but constructors and literals."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from tersegrad.core import Compressor, Reducer, Spec
+
+ENTRY_POINT_GROUP = "tersegrad"  # third parties name modules here; importing one defines its classes
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A one-word name for a spec."""
+
+    spec: str
+    meaning: str
+
+
+PRESETS = {
+    "none": Preset("Dense()", "plain float32 all-reduce, as DDP does it"),
+    "bf16": Preset("AllReduce(BF16())", "half the bytes, summed in bfloat16; the strongest plain baseline"),
+    "fp16": Preset("AllReduce(FP16())", "half the bytes, summed in float16"),
+    "topk": Preset("ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"),
+}
+
+
+def registry() -> dict[str, type[Spec]]:
+    """Every concrete compressor and reducer by name: the subclasses that exist, third parties' included."""
+    _load_third_parties()
+    found: dict[str, type[Spec]] = {}
+    for base in (Compressor, Reducer):
+        for cls in _concrete_subclasses(base):
+            if cls.__name__.startswith("_"):
+                continue  # private: an experiment, or a test's own
+            other = found.setdefault(cls.__name__, cls)
+            if other is not cls:
+                raise ValueError(
+                    f"two classes are called {cls.__name__}: {other.__module__} and {cls.__module__}. Rename one."
+                )
+    return dict(sorted(found.items()))
+
+
+@cache
+def _load_third_parties() -> None:
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        entry.load()
+
+
+def _concrete_subclasses(base: type) -> list[type[Spec]]:
+    found = [] if inspect.isabstract(base) else [base]
+    for sub in base.__subclasses__():
+        found += _concrete_subclasses(sub)
+    return found
+
+
+def parse(text: str | Spec) -> Spec:
+    """The spec that a text stands for: a preset's name or a constructor expression.
+
+    >>> parse("ErrorFeedback(AllGather(TopK(0.01)))")
+    ErrorFeedback(AllGather(TopK(ratio=0.01)))
+    >>> parse("bf16")
+    AllReduce(BF16())
+    """
+    if isinstance(text, Spec):
+        return text
+    if text in PRESETS:
+        text = PRESETS[text].spec
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is not a spec: {error.msg}. {_HOW}") from None
+    value = _build(tree, text)
+    if not isinstance(value, Spec):
+        raise ValueError(f"{text!r} is {value!r}, not a spec. {_HOW}")
+    return value
+
+
+_HOW = 'Write a preset such as "topk" or an expression such as "ErrorFeedback(AllGather(TopK(ratio=0.01)))".'
+
+
+def _build(node: ast.expr, text: str) -> Any:
+    """The value of an expression made of known constructors and literals."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _construct(node, node.func.id, text)
+    if isinstance(node, ast.Name):
+        raise ValueError(_unknown(node.id, text, called=False))
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_build(k, text): _build(v, text) for k, v in zip(node.keys, node.values, strict=True) if k}
+    if isinstance(node, ast.List | ast.Tuple):
+        kind: Callable[[list[Any]], Any] = list if isinstance(node, ast.List) else tuple
+        return kind([_build(element, text) for element in node.elts])
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise ValueError(f"{ast.unparse(node)!r} in {text!r} is neither a constructor nor a literal. {_HOW}") from None
+
+
+def _construct(node: ast.Call, name: str, text: str) -> Spec:
+    classes = registry()
+    if name not in classes:
+        raise ValueError(_unknown(name, text, called=True))
+    if any(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg is None for k in node.keywords):
+        raise ValueError(f"{text!r}: arguments are written out one by one in a spec; * and ** are not allowed.")
+    args = [_build(arg, text) for arg in node.args]
+    kwargs = {k.arg: _build(k.value, text) for k in node.keywords if k.arg is not None}
+    signature = inspect.signature(classes[name])
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"{name} in {text!r}: {error}. Its parameters are {name}{_parameters(signature)}.") from None
+    return classes[name](*args, **kwargs)
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    return str(signature.replace(return_annotation=inspect.Signature.empty))
+
+
+def _unknown(name: str, text: str, called: bool) -> str:
+    classes = list(registry())
+    if name in classes and not called:
+        return f"{name} in {text!r} is not called. Write {name}(...)."
+    lower = {c.lower(): c for c in classes}
+    hint = f" Did you mean {lower[name.lower()]}?" if name.lower() in lower else ""
+    return f"{name!r} in {text!r} is unknown.{hint} Presets: {', '.join(PRESETS)}. Classes: {', '.join(classes)}."
+
+
+def parse_reducer(text: str | Spec) -> Reducer:
+    """A spec that can be attached to a model; a compressor alone cannot."""
+    spec = parse(text)
+    if not isinstance(spec, Reducer):
+        raise TypeError(
+            f"{spec!r} is a compressor: it makes bytes and sends them to nobody. "
+            f"Write AllGather({spec!r}), or ErrorFeedback(AllGather({spec!r})) to keep what is not sent."
+        )
+    return spec

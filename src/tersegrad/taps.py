@@ -1,0 +1,165 @@
+"""Comms around a Comm: one counts what passes (Metered), one makes it slow (Throttled)."""
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tersegrad import comm as patterns
+from tersegrad.comm import Traffic
+from tersegrad.core import Comm
+from tersegrad.units import parse_rate, parse_time
+
+
+class Tap(Comm):
+    """Passes every collective on to another Comm, and sees what it put on the wire."""
+
+    def __init__(self, inner: Comm):
+        self.inner = inner
+        self.rank = inner.rank
+        self.size = inner.size
+
+    @abstractmethod
+    def saw(self, traffic: Traffic, started: float) -> None:
+        """Called after each collective, with the ``perf_counter`` of its beginning."""
+
+    def all_reduce(self, x: Tensor) -> None:
+        """See Comm."""
+        started = time.perf_counter()
+        self.inner.all_reduce(x)
+        self.saw(patterns.all_reduce_traffic(self.size, x.numel() * x.element_size()), started)
+
+    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+        """See Comm."""
+        started = time.perf_counter()
+        gathered = self.inner.all_gather(x, sizes)
+        lengths = [g.numel() for g in gathered]
+        self.saw(patterns.all_gather_traffic(self.size, lengths, self.rank, sizes is None), started)
+        return gathered
+
+    def shift(self, x: Tensor) -> Tensor:
+        """See Comm."""
+        started = time.perf_counter()
+        received = self.inner.shift(x)
+        self.saw(patterns.shift_traffic(self.size, x.numel()), started)
+        return received
+
+    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
+        """See Comm."""
+        started = time.perf_counter()
+        received = self.inner.exchange(parts)
+        self.saw(patterns.exchange_traffic(self.size, [p.numel() for p in parts], self.rank), started)
+        return received
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        """See Comm."""
+        started = time.perf_counter()
+        self.inner.broadcast(x, root)
+        nbytes = x.numel() * x.element_size()
+        self.saw(patterns.broadcast_traffic(self.size, nbytes, self.rank, root), started)
+
+
+@dataclass
+class Meter:
+    """Totals of one collective, or of one bucket."""
+
+    calls: int = 0
+    payload: int = 0  # bytes handed to collectives
+    sent: int = 0  # bytes that left this worker
+    seconds: float = 0.0  # time in collectives
+
+    def add(self, traffic: Traffic, seconds: float) -> None:
+        """Counts one call."""
+        self.calls += 1
+        self.payload += traffic.payload
+        self.sent += traffic.sent
+        self.seconds += seconds
+
+
+@dataclass
+class Timing:
+    """Where the time of ``reduce`` went: before its first collective, in collectives, and everything else."""
+
+    encode: float = 0.0
+    wait: float = 0.0
+    decode: float = 0.0
+
+
+@dataclass
+class _Span:
+    bucket: int
+    started: float
+    first_collective: float | None = None
+    waited: float = 0.0
+
+
+class Metered(Tap):
+    """Counts real bytes and time per collective and per bucket."""
+
+    def __init__(self, inner: Comm):
+        super().__init__(inner)
+        self.total = Meter()
+        self.by_collective: dict[str, Meter] = {}
+        self.by_bucket: dict[int, Meter] = {}
+        self.timing = Timing()
+        self._span: _Span | None = None
+
+    def begin(self, bucket: int) -> None:
+        """What follows is for this bucket."""
+        self._span = _Span(bucket, time.perf_counter())
+
+    def end(self) -> None:
+        """The bucket is done: its time is split."""
+        assert self._span is not None
+        span, self._span = self._span, None
+        whole = time.perf_counter() - span.started
+        encode = whole if span.first_collective is None else span.first_collective - span.started
+        self.timing.encode += encode
+        self.timing.wait += span.waited
+        self.timing.decode += whole - encode - span.waited
+
+    def saw(self, traffic: Traffic, started: float) -> None:
+        """Adds one call to every total it belongs to."""
+        seconds = time.perf_counter() - started
+        self.total.add(traffic, seconds)
+        self.by_collective.setdefault(traffic.collective, Meter()).add(traffic, seconds)
+        if self._span is not None:
+            self.by_bucket.setdefault(self._span.bucket, Meter()).add(traffic, seconds)
+            self._span.waited += seconds
+            if self._span.first_collective is None:
+                self._span.first_collective = started
+
+
+@dataclass(frozen=True)
+class Throttled:
+    """An emulated slow link: ``Throttled("100Mbit", latency="1ms")(comm)`` is the same Comm, as slow as that link.
+
+    Each collective takes at least (bytes that leave the worker) / bandwidth + (messages in a row) * latency, in the
+    pattern of the collective itself (``comm.py``).
+    """
+
+    bandwidth: str | None = None  # None: unlimited
+    latency: str = field(default="0s", kw_only=True)  # one way
+
+    def __post_init__(self) -> None:
+        self.seconds(0, 0)  # refuses what cannot be read, here and not in the first step
+
+    def seconds(self, nbytes: int, hops: int) -> float:
+        """How long this link needs."""
+        transfer = nbytes / parse_rate(self.bandwidth) if self.bandwidth else 0.0
+        return transfer + hops * parse_time(self.latency)
+
+    def __call__(self, inner: Comm) -> Comm:
+        return _SlowComm(inner, self)
+
+
+class _SlowComm(Tap):
+    def __init__(self, inner: Comm, link: Throttled):
+        super().__init__(inner)
+        self.link = link
+
+    def saw(self, traffic: Traffic, started: float) -> None:
+        """Waits until the link would have been done."""
+        due = started + self.link.seconds(traffic.sent, traffic.hops)
+        time.sleep(max(0.0, due - time.perf_counter()))

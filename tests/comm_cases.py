@@ -1,0 +1,54 @@
+"""What every Comm must do, as functions of a Comm; run by threads and by real processes."""
+
+import torch
+import torch.distributed as dist
+
+from tersegrad.comm import TorchComm
+from tersegrad.core import Comm
+
+
+def raw(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+
+
+def text(data: torch.Tensor) -> str:
+    return bytes(data.tolist()).decode()
+
+
+def check(comm: Comm) -> str:
+    r, n = comm.rank, comm.size
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        x = torch.tensor([1.0, r, -2.0], dtype=dtype)
+        comm.all_reduce(x)
+        assert x.tolist() == [n, n * (n - 1) / 2, -2.0 * n]
+    words = ["", "a", "bcd", "efghijklmnop"]
+    assert [text(t) for t in comm.all_gather(raw(words[r]))] == words[:n]
+    sizes = [len(w) for w in words[:n]]
+    assert [text(t) for t in comm.all_gather(raw(words[r]), sizes)] == words[:n]
+    assert [text(t) for t in comm.all_gather(raw(""))] == [""] * n
+    assert [text(t) for t in comm.all_gather(raw(str(r)))] == [str(i) for i in range(n)]
+    assert text(comm.shift(raw("x" * r + str(r)))) == "x" * ((r - 1) % n) + str((r - 1) % n)
+    assert text(comm.shift(raw("" if r % 2 else "even"))) == ("" if (r - 1) % n % 2 else "even")
+    parts = [raw(f"{r}->{other}" * other) for other in range(n)]
+    assert [text(t) for t in comm.exchange(parts)] == [f"{other}->{r}" * r for other in range(n)]
+    for root in range(n):
+        x = torch.tensor([float(r), 7.0])
+        comm.broadcast(x, root)
+        assert x.tolist() == [root, 7.0]
+    empty = torch.empty(0)
+    comm.all_reduce(empty)
+    comm.broadcast(empty)
+    return "ok"
+
+
+def over_gloo(size: int) -> str:
+    group = dist.new_group(list(range(size)))
+    return check(TorchComm(group)) if dist.get_rank() < size else "outside"
+
+
+def all_reduce_bits(numel: int) -> list[int]:
+    """Whether gloo's ring gives the same bits on all ranks is what Dense and AllReduce stand on."""
+    comm = TorchComm(dist.group.WORLD)
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))
+    comm.all_reduce(x)
+    return x.view(torch.int32).tolist()

@@ -1,0 +1,19 @@
+"""Shared fixtures."""
+
+import gloo
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def gloo4():
+    """Four gloo processes."""
+    pool = gloo.Pool(4)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tests share two cores with their own worker processes."""
+    torch.set_num_threads(1)

@@ -1,0 +1,114 @@
+"""Every Comm does the same, and says truly what it puts on the wire."""
+
+import time
+
+import comm_cases
+import pytest
+import torch
+
+from tersegrad import AllGather, AllReduce, Dense, Metered, Throttled, TopK, local
+from tersegrad.comm import all_gather_traffic, broadcast_traffic
+from tersegrad.compressors import BF16
+from tersegrad.core import HEADER_NBYTES, Bucket
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_local(size):
+    assert local.run(size, comm_cases.check) == ["ok"] * size
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_gloo(gloo4, size):
+    assert gloo4.run(comm_cases.over_gloo, size) == ["ok"] * size + ["outside"] * (4 - size)
+
+
+@pytest.mark.parametrize("numel", [1, 5, 10007])
+def test_gloo_all_reduce_gives_all_ranks_the_same_bits(gloo4, numel):
+    results = gloo4.run(comm_cases.all_reduce_bits, numel)
+    assert all(r == results[0] for r in results)
+
+
+@pytest.mark.parametrize("tap", [Metered, Throttled("1Gbit", latency="1us"), Throttled()], ids=str)
+def test_taps_change_nothing(tap):
+    assert local.run(3, lambda comm: comm_cases.check(tap(comm))) == ["ok"] * 3
+
+
+def test_an_error_in_one_worker_releases_the_others():
+    def work(comm):
+        if comm.rank == 1:
+            raise KeyError("worker one")
+        comm.all_reduce(torch.ones(3))
+
+    with pytest.raises(KeyError, match="worker one"):
+        local.run(3, work)
+
+
+def metered(reducer, size, numel):
+    def work(comm):
+        meter = Metered(comm)
+        bucket = Bucket.flat(numel)
+        x = torch.linspace(-1, 1, numel) * (comm.rank + 1)
+        meter.begin(bucket.id)
+        reducer.reduce(bucket, x, torch.empty_like(x), reducer.init(bucket, comm), meter)
+        meter.end()
+        return meter
+
+    return local.run(size, work)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_metered_counts_ring_all_reduce(size):
+    for reducer, width in ((Dense(), 4), (AllReduce(BF16()), 2)):
+        for meter in metered(reducer, size, 1000):
+            assert meter.total.payload == 1000 * width
+            assert meter.total.sent == 2 * (size - 1) * 1000 * width // size
+            assert meter.by_collective["all_reduce"].calls == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_metered_counts_headers_and_bodies_of_all_gather(size):
+    spec = AllGather(TopK(0.1))
+    x = torch.linspace(-1, 1, 1000)
+    body = spec.compressor.encode(x, spec.compressor.init(Bucket.flat(1000), 0)).body.numel()
+    for meter in metered(spec, size, 1000):
+        assert meter.total.payload == HEADER_NBYTES + body
+        assert meter.total.sent == (size - 1) * (HEADER_NBYTES + -(-body // 8) * 8)
+        assert meter.by_bucket[Bucket.flat(1000).id].sent == meter.total.sent
+        assert meter.by_collective["all_gather"].calls == 2
+        assert min(meter.timing.encode, meter.timing.wait, meter.timing.decode) > 0
+
+
+def test_all_gather_counts_padding_to_the_longest():
+    traffic = all_gather_traffic(4, [10, 100, 3, 0], rank=2, with_sizes=False)
+    assert (traffic.payload, traffic.sent, traffic.hops) == (3, 3 * 104, 3)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("root", [0, 2])
+def test_a_broadcast_tree_reaches_everybody_once(size, root):
+    sent = [broadcast_traffic(size, 1, rank, root % size).sent for rank in range(size)]
+    assert sum(sent) == size - 1
+
+
+def test_throttled_takes_as_long_as_the_link_would():
+    link = Throttled("8Mbit", latency="5ms")
+
+    def work(comm):
+        started = time.perf_counter()
+        link(comm).all_reduce(torch.zeros(10_000))
+        return time.perf_counter() - started
+
+    expected = 1.5 * 40_000 / 1e6 + 6 * 0.005  # 2(n-1)/n of 40 kB at 1 MB/s, and 2(n-1) messages of 5 ms
+    for seconds in local.run(4, work):
+        assert seconds >= expected  # a lower bound is exact; how much later is the machine's affair
+
+
+@pytest.mark.parametrize("text", ["fast", "100", "Mbit", "-1Mbit", "0Mbit", "1 furlong"])
+def test_throttled_refuses_what_is_no_rate(text):
+    with pytest.raises(ValueError, match=r"100Mbit|zero bandwidth"):
+        Throttled(text)
+
+
+def test_throttled_refuses_what_is_no_time():
+    with pytest.raises(ValueError, match="1ms, 0.5s or 80us"):
+        Throttled("1Gbit", latency="soon")
