@@ -1,0 +1,195 @@
+"""The command line: ``tersegrad list | inspect | demo``."""
+
+import argparse
+import inspect
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import tersegrad
+from tersegrad.core import HEADER_NBYTES, Compressor, Spec
+from tersegrad.inspection import compressor_of, roundtrip
+from tersegrad.spec import PRESETS, registry
+from tersegrad.units import show_bytes
+
+_GROUPS = {
+    "compressors": "Compressors: make bytes of one vector",
+    "reducers": "Reducers: N workers agree on one mean",
+    "wrappers": "Wrappers: reducers around reducers",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; errors that a user can mend come without a traceback."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except (ValueError, TypeError, OSError) as error:
+        print(f"tersegrad {args.command}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tersegrad",
+        description="Data-parallel PyTorch training on slow networks, by sending few bytes per step.",
+        epilog='A SPEC is a preset ("topk") or an expression ("ErrorFeedback(AllGather(TopK(ratio=0.01)))").',
+    )
+    parser.add_argument("--version", action="version", version=f"tersegrad {tersegrad.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="every method with its meaning and parameters")
+    listing.set_defaults(run=_list)
+
+    look = commands.add_parser("inspect", help="what one spec does to one vector: bytes, ratio, error")
+    look.add_argument("spec", metavar="SPEC", nargs="+", help="presets or expressions, one line each in the answer")
+    look.add_argument("--numel", type=_count, default=1_000_000, help="length of the Gaussian vector (default: 1000000)")
+    look.add_argument("--seed", type=int, default=0, help="seed of the vector (default: 0)")
+    look.add_argument(
+        "--gradient", type=Path, metavar="FILE", help="use this gradient instead: .pt, .npy or .npz (see --key)"
+    )
+    look.add_argument("--key", help="which array of an .npz or which entry of a .pt dict (default: the first)")
+    look.set_defaults(run=_inspect)
+
+    demo = commands.add_parser("demo", help="train a small real model over an emulated slow link, plain and compressed")
+    demo.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: the presets)")
+    demo.add_argument("--workers", type=_count, default=4, help="worker processes (default: 4)")
+    demo.add_argument("--bandwidth", default="100Mbit", help="of the emulated link (default: 100Mbit)")
+    demo.add_argument("--latency", default="0.2ms", help="of the emulated link, one way (default: 0.2ms)")
+    demo.add_argument("--epochs", type=_count, default=12, help="passes over the data per spec (default: 12)")
+    demo.add_argument("--out", type=Path, default=Path("demo-results"), help="folder for the picture and the numbers")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+# ---- list --------------------------------------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    print("Presets: one word for a whole spec")
+    for name, preset in PRESETS.items():
+        print(f"  {name:<10} {preset.meaning}\n{'':<13}{preset.spec}")
+    classes = list(registry().values())
+    for group, title in _GROUPS.items():
+        print(f"\n{title}")
+        for cls in classes:
+            if _group(cls) == group:
+                print(_described(cls))
+    return 0
+
+
+def _group(cls: type[Spec]) -> str:
+    if issubclass(cls, Compressor):
+        return "compressors"
+    has_reducers = any("Reducer" in str(f.type) for f in fields(cls))  # type: ignore[arg-type]
+    return "wrappers" if has_reducers else "reducers"
+
+
+def _described(cls: type[Spec]) -> str:
+    """The class with its one-line meaning, then a line for each parameter with the comment beside it in the source."""
+    lines = [f"  {cls.__name__:<15} {(cls.__doc__ or '').splitlines()[0]}"]
+    comments = _field_comments(cls)
+    for f in fields(cls):  # type: ignore[arg-type]
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        shown = f.name if default is MISSING else f"{f.name}={default!r}"
+        lines.append(f"{'':<18}{shown:<20} {comments.get(f.name, '')}".rstrip())
+    return "\n".join(lines)
+
+
+def _field_comments(cls: type[Spec]) -> dict[str, str]:
+    """Field name -> the comment that follows it in the source, which says which way the knob turns."""
+    comments = {}
+    for line in inspect.getsource(cls).splitlines():
+        declaration, _, comment = line.partition("  # ")
+        name, colon, _ = declaration.strip().partition(":")
+        if colon and comment and name.isidentifier():
+            comments.setdefault(name, comment.strip())
+    return comments
+
+
+# ---- inspect -----------------------------------------------------------------------------------------------------------
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    if args.gradient is None:
+        x = torch.randn(args.numel, generator=torch.Generator().manual_seed(args.seed))
+        print(f"Gaussian vector of {x.numel()} elements, {show_bytes(4 * x.numel())} in float32")
+    else:
+        x = load_gradient(args.gradient, args.key)
+        print(f"{args.gradient}: {x.numel()} elements, {show_bytes(4 * x.numel())} in float32")
+    for text in args.spec:
+        _inspect_one(text, x)
+    return 0
+
+
+def _inspect_one(text: str, x: Tensor) -> None:
+    compressor = compressor_of(text)
+    decoded, payload = roundtrip(compressor, x, seed=0)
+    sections = {"header": HEADER_NBYTES, **compressor.sections(payload)}
+    error = float((decoded - x).norm() / x.norm()) if float(x.norm()) else 0.0
+    sent = int((decoded != 0).sum())
+    print(f"\n{compressor!r}")
+    print(f"  payload  {show_bytes(payload.nbytes)} = {' + '.join(f'{k} {v}' for k, v in sections.items())} bytes")
+    print(f"  ratio    {4 * x.numel() / payload.nbytes:.1f}x fewer bytes than float32")
+    print(f"  sent     {sent} of {x.numel()} elements are non-zero after decoding ({sent / max(1, x.numel()):.3%})")
+    if sent and "indices" in sections:
+        print(f"  indices  {8 * sections['indices'] / sent:.2f} bits each")
+    print(f"  error    {error:.4f} = |decoded - x| / |x|")
+
+
+def load_gradient(path: Path, key: str | None) -> Tensor:
+    """A flat float32 vector out of a .pt, .npy or .npz file."""
+    if path.suffix == ".npy":
+        import numpy as np
+
+        return torch.from_numpy(np.load(path)).float().reshape(-1)
+    if path.suffix == ".npz":
+        import numpy as np
+
+        arrays = np.load(path)
+        numeric = {name: arrays[name] for name in arrays.files if arrays[name].dtype.kind == "f"}
+        return torch.from_numpy(_pick(numeric, key, path)).float().reshape(-1)
+    if path.suffix == ".pt":
+        loaded = torch.load(path, weights_only=True)
+        tensor = _pick(loaded, key, path) if isinstance(loaded, dict) else loaded
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{path} holds a {type(tensor).__name__}, not a tensor. Name one with --key.")
+        return tensor.float().reshape(-1)
+    raise ValueError(f"{path}: a gradient is read from .pt, .npy or .npz files.")
+
+
+def _pick(items: dict, key: str | None, path: Path):  # type: ignore[no-untyped-def,type-arg]
+    if not items:
+        raise ValueError(f"{path} holds no floating-point array.")
+    if key is None:
+        return next(iter(items.values()))
+    if key not in items:
+        raise ValueError(f"{path} has no {key!r}. It has: {', '.join(map(str, items))}.")
+    return items[key]
+
+
+# ---- demo --------------------------------------------------------------------------------------------------------------
+
+
+def _demo(args: argparse.Namespace) -> int:
+    try:
+        from tersegrad.lab import demo
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the demo needs {error.name}. Install it with: pip install 'tersegrad[lab]'") from None
+    return demo.run(args.spec, args.workers, args.bandwidth, args.latency, args.epochs, args.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

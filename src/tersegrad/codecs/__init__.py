@@ -1,0 +1,1 @@
+"""What selectors and quantisers share: codecs of indices and values."""

@@ -1,0 +1,40 @@
+"""TopK: the elements of largest magnitude, exactly.
+
+Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; Stich et al., "Sparsified SGD
+with memory", NeurIPS 2018.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors.identity import Identity
+from tersegrad.compressors.sparse import Sparse
+from tersegrad.core import Compressor, State, scratch
+
+
+@dataclass(frozen=True, repr=False)
+class TopK(Sparse):
+    """Sends the k = max(1, round(ratio * n)) elements of largest magnitude; ties go to the lowest positions."""
+
+    examples: ClassVar[tuple[str, ...]] = ("TopK(0.1)", "TopK(0.01)", "TopK(0.1, values=BF16())", "TopK(1.0)")
+
+    ratio: float  # fraction of elements sent: lower => fewer bytes, more left for later
+    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"TopK(ratio={self.ratio!r}): a ratio is above 0 and at most 1. 1 % is TopK(ratio=0.01).")
+
+    def select(self, x: Tensor, state: State) -> Tensor | None:
+        """Exact selection (``kernels/*/select.py``)."""
+        n = x.numel()
+        k = min(n, max(1, round(self.ratio * n)))
+        kernel = kernels.on(x)
+        chosen = scratch(state, "chosen", k, torch.int32, x.device)
+        candidates = scratch(state, "candidates", kernel.top_k_capacity(n, k), torch.int32, x.device)
+        return chosen if kernel.top_k(x, k, chosen, candidates) >= 0 else None

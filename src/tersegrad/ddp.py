@@ -1,0 +1,400 @@
+"""attach(): the only file that knows DDP, futures and threads.
+
+DDP hands over one bucket after another while backward is still running. Each is queued for ONE worker thread, which runs
+the blocking reducer on a process group of its own and completes the bucket's future with the mean. Collectives never run
+inside future callbacks: on gloo that hangs as soon as there are two buckets.
+
+State is kept per bucket and found by parameter name: DDP cuts its buckets anew after the first steps.
+(No ``from __future__ import annotations`` here: DDP compares the hook's annotations as objects.)
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import tersegrad
+from tersegrad import kernels, local
+from tersegrad import state as states
+from tersegrad.comm import TorchComm, all_reduce_traffic
+from tersegrad.core import Bucket, Comm, Reducer, Spec, State
+from tersegrad.spec import parse_reducer
+from tersegrad.taps import Metered
+
+T = TypeVar("T")
+
+STATE_FORMAT = 1
+
+
+def attach(
+    model: DistributedDataParallel,
+    spec: str | Spec,
+    *,
+    network: Callable[[Comm], Comm] | None = None,
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> "Handle":
+    """Makes a DDP model average its gradients by ``spec``: a preset, an expression or a reducer object.
+
+    Every rank calls it, with the same spec, once, after wrapping the model in DDP. ``network`` wraps the communication,
+    e.g. ``Throttled("100Mbit")``. ``seed`` feeds all randomness of the method. ``timeout`` is how many seconds a worker
+    waits for another before it gives up.
+    """
+    reducer = parse_reducer(spec)
+    _refuse_what_cannot_work(model, timeout)
+    slot = _slots.get(model)
+    if slot is not None and slot.handle is not None:
+        raise RuntimeError(
+            f"this model is attached already, to {slot.handle.spec!r}. Call close() on that handle first, "
+            "or attach once with ByName({...}) to treat parameters differently."
+        )
+    handle = Handle(model, reducer, network, seed, timeout)
+    if slot is None:
+        slot = _Slot(model.process_group)
+        try:
+            model.register_comm_hook(slot, _hook)
+        except RuntimeError as error:
+            handle.close()
+            raise RuntimeError(
+                f"this model has a communication hook already ({error}), and DDP takes only one. "
+                "Remove that register_comm_hook call, or wrap the module in a new DistributedDataParallel."
+            ) from error
+        _slots[model] = slot
+    slot.handle = handle
+    return handle
+
+
+def _refuse_what_cannot_work(model: Any, timeout: float) -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "the process group is not initialised. Start the script with torchrun and call "
+            'torch.distributed.init_process_group("gloo") before attach().'
+        )
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"attach() needs a DistributedDataParallel model, and this is a {type(model).__name__}. "
+            "Write: model = DistributedDataParallel(model); tersegrad.attach(model, ...)."
+        )
+    devices = {p.device.type for p in model.parameters() if p.requires_grad}
+    if devices - {"cpu"}:
+        raise ValueError(
+            f"the model's parameters are on {', '.join(sorted(devices))}. This version has only been run with parameters "
+            "on the CPU and the gloo backend, so it refuses anything else."
+        )
+    if timeout <= 0:
+        raise ValueError(f"timeout={timeout!r}: give the seconds to wait for another worker, e.g. timeout=300.")
+
+
+class _Slot:
+    """What DDP holds for the life of the model; a hook cannot be taken off, but the slot can be empty."""
+
+    def __init__(self, process_group: dist.ProcessGroup):
+        self.process_group = process_group
+        self.handle: Handle | None = None
+
+
+_slots: "weakref.WeakKeyDictionary[DistributedDataParallel, _Slot]" = weakref.WeakKeyDictionary()
+
+
+def _hook(slot: _Slot, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if slot.handle is None:  # closed: plain DDP from here on
+        return allreduce_hook(slot.process_group, bucket)
+    return slot.handle._on_bucket(bucket)
+
+
+@dataclass
+class _Entry:
+    """One bucket as DDP cuts it now, with its state."""
+
+    bucket: Bucket
+    state: State
+    wide: Tensor | None  # float32 copy of a bucket in another dtype; None if it is reduced as it is
+
+
+class Handle:
+    """A running attachment: metrics, state, close."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        spec: Reducer,
+        network: Callable[[Comm], Comm] | None,
+        seed: int,
+        timeout: float,
+    ):
+        self.spec = spec
+        self._seed = seed
+        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        self._sizes = {name: p.numel() for name, p in model.module.named_parameters() if p.requires_grad}
+        self._entries: dict[tuple[int, ...], _Entry] = {}
+        self._pieces: dict[str, State] = {}  # state by parameter name that no bucket has claimed yet
+        self._step = 0
+        self._finite = True  # every mean of the step so far
+        self._nonfinite_steps = 0
+        self._dense_bytes = 0
+        ranks = dist.get_process_group_ranks(model.process_group)
+        # Local synchronisation lets a part of the ranks make a group, but hangs if they have made unequal numbers of
+        # groups before; so it is used only where it must be.
+        part = len(ranks) < dist.get_world_size()
+        self._group = dist.new_group(
+            ranks, timeout=timedelta(seconds=timeout), backend="gloo", use_local_synchronization=part
+        )
+        comm: Comm = TorchComm(self._group)
+        self._comm = Metered(network(comm) if network is not None else comm)
+        self._worker = _Worker()
+        try:
+            self._worker.call(self._agree)
+            _warm_up(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    def _agree(self) -> None:
+        """All workers say what they are about to do; whoever differs is named on every worker."""
+        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {sum(self._sizes.values())} parameters"
+        said = self._comm.inner.all_gather(torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8))
+        texts = [bytes(text.tolist()).decode(errors="replace") for text in said]
+        if len(set(texts)) > 1:
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
+            raise ValueError(f"the workers do not agree:\n{lines}\nCall attach() with the same spec on every worker.")
+
+    # ---- one bucket ------------------------------------------------------------------------------------------------
+
+    def _on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Called by DDP in backward: queue the bucket, return at once."""
+        if not isinstance(bucket, dist.GradBucket):
+            raise TypeError(
+                f"DDP handed the hook a {type(bucket).__name__} instead of a bucket, as it does with torch.compile's "
+                'optimize_ddp="python_reducer". Use torch._dynamo.config.optimize_ddp = "ddp_optimizer".'
+            )
+        buffer, parameters, step, last = bucket.buffer(), bucket.parameters(), self._step, bucket.is_last()
+        self._step += last
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def work() -> None:
+            self._reduce(buffer, parameters, step)
+            if last:
+                self._settle()
+
+        def done(error: BaseException | None) -> None:
+            future.set_result((buffer, error))
+
+        self._worker.submit(work, done)
+        return future.then(_unwrap)
+
+    def _reduce(self, buffer: Tensor, parameters: list[Tensor], step: int) -> None:
+        """On the worker thread: the mean over all workers takes the place of the gradient."""
+        key = tuple(map(id, parameters))
+        entry = self._entries.get(key) or self._new_entry(key, buffer, parameters)
+        entry.bucket.step = step
+        self._comm.begin(entry.bucket.id)
+        mean = buffer if entry.wide is None else entry.wide.copy_(buffer)
+        self.spec.reduce(entry.bucket, mean, mean, entry.state, self._comm)
+        if entry.wide is not None:
+            buffer.copy_(entry.wide)
+        self._comm.end()
+        self._finite = self._finite and (not entry.state or bool(kernels.on(mean).all_finite(mean)))
+        nbytes = buffer.numel() * buffer.element_size()
+        self._dense_bytes += all_reduce_traffic(self._comm.size, nbytes).sent
+
+    def _settle(self) -> None:
+        """After the last bucket: the step is kept, or forgotten in all buckets if any of its means is not finite.
+
+        All workers hold the same means, so they decide alike.
+        """
+        for entry in self._entries.values():
+            states.settle(entry.state, keep=self._finite)
+        self._nonfinite_steps += not self._finite
+        self._finite = True
+
+    def _new_entry(self, key: tuple[int, ...], buffer: Tensor, parameters: list[Tensor]) -> _Entry:
+        """A bucket that was not seen before: DDP has cut anew, so the state of its tensors is gathered by name."""
+        names = tuple(self._names[id(p)] for p in parameters)
+        self._release(names)
+        bucket = Bucket(names, tuple(tuple(p.shape) for p in parameters), seed=self._seed)
+        state = self.spec.init(bucket, self._comm.inner)
+        states.paste(self._pieces, state, bucket)
+        for name in names:
+            self._pieces.pop(name, None)
+        as_it_is = buffer.dtype == torch.float32 or self.spec.any_dtype
+        wide = None if as_it_is else torch.empty(buffer.numel(), dtype=torch.float32)
+        entry = self._entries[key] = _Entry(bucket, state, wide)
+        return entry
+
+    def _release(self, names: tuple[str, ...]) -> None:
+        """Cuts every bucket that holds one of these tensors back into pieces."""
+        for key, entry in list(self._entries.items()):
+            if not set(names).isdisjoint(entry.bucket.names):
+                self._pieces |= states.cut(entry.state, entry.bucket)
+                del self._entries[key]
+
+    # ---- for the user ----------------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, Any]:
+        """Totals since attach, on this rank. Bytes are those that left this worker, headers and padding included.
+
+        ``ratio`` compares with what a plain all-reduce of the same gradients would have sent.
+        """
+        return self._worker.call(self._metrics)
+
+    def _metrics(self) -> dict[str, Any]:
+        total, timing = self._comm.total, self._comm.timing
+        norm2 = sum(_residual_norm2(entry.state) for entry in self._entries.values())
+        return {
+            "spec": repr(self.spec),
+            "steps": self._step,
+            "nonfinite_steps": self._nonfinite_steps,
+            "buckets": len(self._entries),
+            "bytes_sent": total.sent,
+            "bytes_handed_over": total.payload,
+            "dense_bytes": self._dense_bytes,
+            "ratio": self._dense_bytes / total.sent if total.sent else 1.0,
+            "encode_seconds": timing.encode,
+            "wait_seconds": timing.wait,
+            "decode_seconds": timing.decode,
+            "residual_norm": norm2**0.5,
+            "collectives": {name: meter.calls for name, meter in self._comm.by_collective.items()},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's memory by parameter name: plain tensors and numbers. Save one per rank, beside the model."""
+        return self._worker.call(self._state_dict)
+
+    def _state_dict(self) -> dict[str, Any]:
+        pieces = dict(self._pieces)
+        for entry in self._entries.values():
+            pieces |= states.cut(entry.state, entry.bucket)
+        return {
+            "format": STATE_FORMAT,
+            "spec": repr(self.spec),
+            "step": self._step,
+            "tensors": {name: states.copy(piece) for name, piece in pieces.items()},
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Takes up what ``state_dict`` saved, whatever the buckets were then. Nothing changes if it does not fit."""
+        self._worker.call(lambda: self._load_state_dict(saved))
+
+    def _load_state_dict(self, saved: dict[str, Any]) -> None:
+        if saved.get("format") != STATE_FORMAT:
+            raise ValueError(f"this is a state of format {saved.get('format')!r}; this version reads {STATE_FORMAT}.")
+        if saved["spec"] != repr(self.spec):
+            raise ValueError(
+                f"the state was saved by {saved['spec']}, and this model is attached to {self.spec!r}. "
+                "Attach with the spec that saved it."
+            )
+        if unknown := sorted(set(saved["tensors"]) - set(self._sizes)):
+            raise ValueError(f"the state has entries for parameters that the model does not have: {', '.join(unknown)}.")
+        if saved["tensors"] and (missing := sorted(set(self._sizes) - set(saved["tensors"]))):
+            raise ValueError(f"the state has no entry for these parameters of the model: {', '.join(missing)}.")
+        self._pieces = {name: states.copy(piece) for name, piece in saved["tensors"].items()}
+        self._entries.clear()
+        self._step = saved["step"]
+
+    def close(self) -> None:
+        """Waits for the worker, frees its process group, and gives the model back to plain DDP. Harmless twice."""
+        for slot in list(_slots.values()):
+            if slot.handle is self:
+                slot.handle = None
+        if self._worker.stop() and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+
+def _residual_norm2(state: State) -> float:
+    total = 0.0
+    for key, value in state.items():
+        if isinstance(value, dict):
+            total += _residual_norm2(value)
+        elif key == "residual":
+            total += float(value.norm()) ** 2
+    return total
+
+
+def _unwrap(future: torch.futures.Future[Any]) -> Tensor:
+    """Futures lose an exception's type and text when it is set on them, but keep what is raised here."""
+    buffer, error = future.value()
+    if error is not None:
+        raise error
+    result: Tensor = buffer
+    return result
+
+
+def _warm_up(spec: Reducer) -> None:
+    """Runs the spec once on a small vector, so that kernels are compiled here and not in the first training step."""
+    bucket = Bucket(("weight", "bias"), ((64, 64), (64,)))
+    x = torch.linspace(-1.0, 1.0, bucket.numel)
+
+    def work(comm: Comm) -> None:
+        spec.reduce(bucket, x, torch.empty_like(x), spec.init(bucket, comm), comm)
+
+    local.run(1, work)
+
+
+class _Worker:
+    """One thread that does jobs in the order in which they came. After a failed bucket it refuses all others."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException | None], None]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name="tersegrad", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Queues work that all other ranks do too: once it has failed, the ranks are out of step."""
+
+        def job() -> None:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                work()
+            except BaseException as error:
+                self._failure = error
+                raise
+
+        self._jobs.put((job, done))
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Does something between two buckets, and waits for the result."""
+        if not self._thread.is_alive():
+            return work()  # closed: nothing else can be running
+        results: list[T] = []
+        errors: list[BaseException | None] = []
+        finished = threading.Event()
+
+        def done(error: BaseException | None) -> None:
+            errors.append(error)
+            finished.set()
+
+        self._jobs.put((lambda: results.append(work()), done))
+        finished.wait()
+        if errors[0] is not None:
+            raise errors[0]
+        return results[0]
+
+    def stop(self) -> bool:
+        """Ends the thread after what is queued; False if it had ended before."""
+        if not self._thread.is_alive():
+            return False
+        self._jobs.put(None)
+        self._thread.join()
+        return True
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            try:
+                work()
+            except BaseException as error:
+                done(error)
+            else:
+                done(None)

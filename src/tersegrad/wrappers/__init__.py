@@ -1,0 +1,6 @@
+"""Reducers made of reducers: what is remembered, when, and for which parameters."""
+
+from tersegrad.wrappers.by_name import ByName
+from tersegrad.wrappers.error_feedback import ErrorFeedback
+
+__all__ = ["ByName", "ErrorFeedback"]

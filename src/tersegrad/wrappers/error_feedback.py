@@ -1,0 +1,54 @@
+"""ErrorFeedback: what is not sent now is added to the next gradient.
+
+Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD",
+ICML 2019.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Reducer):
+    """Remembers what ``inner`` did not send and adds it to the next gradient, so that nothing is lost, only late.
+
+    total = residual + gradient;  out, residual = inner(total)
+
+    The sum of all means plus the mean residual is the sum of all mean gradients.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("ErrorFeedback(AllGather(TopK(0.1)))", "ErrorFeedback(AllReduce(BF16()))")
+    remembers: ClassVar[bool] = True
+
+    inner: Reducer  # what sends
+
+    def __post_init__(self) -> None:
+        require(self, "inner", Reducer, f"Write ErrorFeedback(AllGather({self.inner!r})).")
+        for spec in self.inner.walk():
+            if isinstance(spec, Reducer) and spec.remembers:
+                raise ValueError(
+                    f"ErrorFeedback({self.inner!r}): {type(spec).__name__} inside has a memory of its own, and a gradient "
+                    f"remembered twice is applied twice. Write {self.inner!r} alone."
+                )
+
+    @property
+    def conserves(self) -> bool:
+        """As ``inner``."""
+        return self.inner.conserves
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """Nothing is late yet."""
+        return {"residual": torch.zeros(bucket.numel), "inner": self.inner.init(bucket, comm)}
+
+    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+        """What ``inner`` leaves of the total is the next residual."""
+        total = torch.add(state["residual"], x, out=spare(state, "residual"))
+        self.inner.reduce(bucket, total, out, state["inner"], comm)
+        later(state, residual=total)
+        if out is not x:
+            x.zero_()  # all of it is sent or remembered
