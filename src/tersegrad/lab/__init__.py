@@ -1,0 +1,1 @@
+"""The laboratory: real training over slow links, measured."""
