@@ -3,29 +3,10 @@
 import laws
 import pytest
 import torch
+from registered import COMPRESSORS, REDUCERS
 
-from tersegrad.core import Compressor, Reducer, Spec
-from tersegrad.reducers import AllGather, AllReduce
-from tersegrad.spec import PRESETS, parse, registry
+from tersegrad.spec import registry
 
-
-def _examples(kind: type) -> list[Spec]:
-    classes = [cls for cls in registry().values() if issubclass(cls, kind) and cls.__module__.startswith("tersegrad.")]
-    return [parse(text) for cls in classes for text in cls.examples or (f"{cls.__name__}()",)]
-
-
-COMPRESSORS = _examples(Compressor)
-REDUCERS = list(
-    {
-        repr(r): r
-        for r in [
-            *_examples(Reducer),
-            *(AllGather(c) for c in COMPRESSORS),
-            *(AllReduce(c) for c in COMPRESSORS if c.summable is not None),
-            *(parse(p.spec) for p in PRESETS.values()),
-        ]
-    }.values()
-)
 GRADIENT = laws.laplace(laws.BUCKET.numel)
 
 every_reducer = pytest.mark.parametrize("reducer", REDUCERS, ids=repr)

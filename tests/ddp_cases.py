@@ -1,0 +1,295 @@
+"""What runs inside the gloo worker processes of test_ddp.py."""
+
+import contextlib
+import hashlib
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tersegrad
+from tersegrad.core import Comm
+from tersegrad.reducers import Dense
+
+
+class Net(nn.Module):
+    """Convolution, norm, linear layers, and optionally a part that is not always used."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3)
+        self.norm = nn.GroupNorm(2, 8)
+        self.hidden = nn.Linear(8 * 36, 120).to(dtype)
+        self.extra = nn.Linear(120, 120).to(dtype)
+        self.last = nn.Linear(120, 10)
+        self.frozen = nn.Parameter(torch.ones(10), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, use_extra: bool = True) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1).to(self.hidden.weight.dtype)
+        x = torch.relu(self.hidden(x))
+        if use_extra:
+            x = torch.relu(self.extra(x))
+        return self.last(x.to(self.last.weight.dtype)) * self.frozen
+
+
+def make(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(Net(dtype), **{"bucket_cap_mb": 0.05, **options})
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(8, 1, 8, 8, generator=generator), torch.randint(0, 10, (8,), generator=generator)
+
+
+def loss(model: nn.Module, step: int, **kwargs: Any) -> torch.Tensor:
+    x, y = batch(step)
+    return nn.functional.cross_entropy(model(x, **kwargs).float(), y)
+
+
+def digest(model: nn.Module) -> str:
+    raw = b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(raw).hexdigest()
+
+
+def steps(model: nn.Module, first: int, count: int, accumulate: int = 1, lr: float = 0.05) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for step in range(first, first + count):
+        optimizer.zero_grad()
+        for micro in range(accumulate):
+            hold = model.no_sync() if micro < accumulate - 1 else contextlib.nullcontext()
+            with hold:
+                value = loss(model, 100 * micro + step)
+                value.backward()
+        optimizer.step()
+        losses.append(float(value))
+    return losses
+
+
+def train(spec: str, options: dict[str, Any], accumulate: int = 1, dtype: str = "float32") -> dict[str, Any]:
+    model = make(options, getattr(torch, dtype))
+    handle = tersegrad.attach(model, spec)
+    losses = steps(model, 0, 6, accumulate)
+    metrics = handle.metrics()
+    handle.close()
+    return {"digest": digest(model), "losses": losses, "metrics": metrics}
+
+
+def same_as_plain(options: dict[str, Any], dtype: str = "float32") -> float:
+    """Largest difference between plain DDP's parameters and Dense()'s after six steps."""
+    plain, ours = make(options, getattr(torch, dtype)), make(options, getattr(torch, dtype))
+    handle = tersegrad.attach(ours, Dense())
+    for model in (plain, ours):
+        steps(model, 0, 6)
+    handle.close()
+    pairs = zip(plain.parameters(), ours.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def telescoping(spec: str, options: dict[str, Any]) -> float:
+    """With fixed weights over DDP's rebuild: sum of means + mean residual - sum of mean gradients, relative."""
+    model = make(options)
+    handle = tersegrad.attach(model, spec)
+    module = model.module
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    sent = {name: 0.0 for name in names}
+    local = {name: 0.0 for name in names}
+    for step in range(5):
+        grads = torch.autograd.grad(loss(module, step), [p for p in module.parameters() if p.requires_grad])
+        model.zero_grad()
+        loss(model, step).backward()
+        for name, g in zip(names, grads, strict=True):
+            local[name] = local[name] + g
+            sent[name] = sent[name] + module.get_parameter(name).grad
+    saved = handle.state_dict()["tensors"]
+    handle.close()
+    worst = 0.0
+    for name in names:
+        residual = saved[name]["residual"].reshape(local[name].shape)
+        share = torch.stack([local[name], residual])
+        dist.all_reduce(share)
+        total, late = share / dist.get_world_size()
+        worst = max(worst, float((sent[name] + late - total).abs().max() / total.abs().max()))
+    return worst
+
+
+def resume(spec: str) -> dict[str, Any]:
+    """Six steps at once, and three, a checkpoint through bytes, a new model and hook, and three more."""
+    whole = make({})
+    handle = tersegrad.attach(whole, spec)
+    steps(whole, 0, 6)
+    handle.close()
+    first = make({})
+    handle = tersegrad.attach(first, spec)
+    steps(first, 0, 3)
+    buffer = io.BytesIO()
+    torch.save({"model": first.state_dict(), "tersegrad": handle.state_dict()}, buffer)
+    handle.close()
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    second = make({"bucket_cap_mb": 0.2})
+    second.load_state_dict(saved["model"])
+    handle = tersegrad.attach(second, spec)
+    handle.load_state_dict(saved["tersegrad"])
+    steps(second, 3, 3)
+    handle.close()
+    return {"whole": digest(whole), "resumed": digest(second)}
+
+
+def refusals() -> dict[str, str]:
+    """Everything attach() and load_state_dict() refuse, with the words they use."""
+    said = {}
+
+    def expect(key: str, function: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except (ValueError, TypeError, RuntimeError) as error:
+            said[key] = f"{type(error).__name__}: {error}"
+
+    model = make({})
+    expect("not ddp", tersegrad.attach, model.module, "topk")
+    expect("unknown", tersegrad.attach, model, "topkk")
+    expect("compressor", tersegrad.attach, model, "TopK(0.1)")
+    expect("timeout", tersegrad.attach, model, "topk", timeout=0)
+    other = "topk" if dist.get_rank() else "bf16"
+    expect("disagree", tersegrad.attach, model, other)
+    handle = tersegrad.attach(model, "topk")
+    expect("twice", tersegrad.attach, model, "bf16")
+    steps(model, 0, 2)
+    saved = handle.state_dict()
+    expect("format", handle.load_state_dict, {**saved, "format": 99})
+    expect("other spec", handle.load_state_dict, {**saved, "spec": "Dense()"})
+    less = {k: v for k, v in saved["tensors"].items() if k != "conv.bias"}
+    expect("missing", handle.load_state_dict, {**saved, "tensors": less})
+    expect("extra", handle.load_state_dict, {**saved, "tensors": {**saved["tensors"], "head.weight": {}}})
+    handle.close()
+    hooked = make({})
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    hooked.register_comm_hook(None, allreduce_hook)
+    expect("hook", tersegrad.attach, hooked, "topk")
+    return said
+
+
+def close_and_reattach() -> dict[str, Any]:
+    """Closed, the model is plain DDP again; attached anew, it compresses again; close is harmless twice."""
+    model, plain = make({}), make({})
+    handle = tersegrad.attach(model, "none")
+    steps(model, 0, 2)
+    handle.close()
+    handle.close()
+    after_close = handle.metrics()["steps"]
+    steps(model, 2, 2)
+    steps(plain, 0, 4)
+    difference = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    again = tersegrad.attach(model, "topk")
+    steps(model, 4, 2)
+    ratio = again.metrics()["ratio"]
+    again.close()
+    return {"difference": difference, "steps": after_close, "ratio": ratio, "digest": digest(model)}
+
+
+class _Broken(Comm):
+    """Fails in its tenth collective."""
+
+    def __init__(self, inner: Comm):
+        self.inner, self.rank, self.size, self.calls = inner, inner.rank, inner.size, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("all_reduce", "all_gather"):
+            self.calls += 1
+            if self.calls > 10:
+                raise OSError("the cable was cut")
+            return getattr(self.inner, name)
+        return object.__getattribute__(self, name)
+
+    def all_reduce(self, x: Any) -> None: ...
+    def all_gather(self, x: Any, sizes: Any = None) -> Any: ...
+    def shift(self, x: Any) -> Any: ...
+    def exchange(self, parts: Any) -> Any: ...
+    def broadcast(self, x: Any, root: int = 0) -> None: ...
+
+
+def worker_error() -> str:
+    """An error on the worker thread comes out of backward with its own message, and close() does not hang."""
+    model = make({})
+    handle = tersegrad.attach(model, "topk", network=_Broken)
+    message = "nothing was raised"
+    try:
+        steps(model, 0, 50)
+    except RuntimeError as error:
+        message = str(error)
+    handle.close()
+    return message
+
+
+def unused_parameters() -> dict[str, Any]:
+    model = make({"find_unused_parameters": True})
+    handle = tersegrad.attach(model, "topk")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss(model, step, use_extra=step % 2 == 0).backward()
+        optimizer.step()
+    handle.close()
+    return {"digest": digest(model), "finite": all(bool(p.isfinite().all()) for p in model.parameters())}
+
+
+def overflow() -> dict[str, Any]:
+    """An Inf in one parameter's gradient on one rank: all ranks see it, no bucket's memory changes, training goes on."""
+    model = make({})
+    handle = tersegrad.attach(model, "topk")
+    steps(model, 0, 3)
+    before = handle.state_dict()["tensors"]
+    model.zero_grad()
+    value = loss(model, 3)
+    if dist.get_rank() == 1:
+        model.module.last.weight.register_hook(lambda g: g.fill_(float("inf")))
+    value.backward()
+    seen = not all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.requires_grad)
+    after = handle.state_dict()["tensors"]
+    same = all(torch.equal(before[n]["residual"], after[n]["residual"]) for n in before)
+    metrics = handle.metrics()
+    handle.close()
+    return {"seen": seen, "same": same, "nonfinite_steps": metrics["nonfinite_steps"]}
+
+
+def on_a_subgroup() -> str:
+    """A model on two of four ranks."""
+    group = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return "outside"
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), process_group=group, bucket_cap_mb=0.05)
+    handle = tersegrad.attach(model, "topk")
+    steps(model, 0, 3)
+    handle.close()
+    return digest(model)
+
+
+def two_models() -> list[str]:
+    """Two attached models trained in turn in one process."""
+    models = [make({}), make({"bucket_cap_mb": 0.2})]
+    handles = [tersegrad.attach(m, spec) for m, spec in zip(models, ("topk", "bf16"), strict=True)]
+    for step in range(4):
+        for model in models:
+            steps(model, step, 1)
+    for handle in handles:
+        handle.close()
+    return [digest(m) for m in models]
+
+
+def rng_after(spec: str) -> bool:
+    """Dropout and data order draw the same numbers, compressed or not."""
+    model = make({})
+    torch.manual_seed(5)
+    handle = tersegrad.attach(model, spec)
+    steps(model, 0, 3)
+    handle.close()
+    drawn = torch.rand(4)
+    torch.manual_seed(5)
+    return torch.equal(drawn, torch.rand(4))

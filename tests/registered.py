@@ -1,0 +1,24 @@
+"""One or more working examples of every registered class, and every compressor in a reducer."""
+
+from tersegrad.core import Compressor, Reducer, Spec
+from tersegrad.reducers import AllGather, AllReduce
+from tersegrad.spec import PRESETS, parse, registry
+
+
+def _examples(kind: type) -> list[Spec]:
+    classes = [cls for cls in registry().values() if issubclass(cls, kind) and cls.__module__.startswith("tersegrad.")]
+    return [parse(text) for cls in classes for text in cls.examples or (f"{cls.__name__}()",)]
+
+
+COMPRESSORS = _examples(Compressor)
+REDUCERS = list(
+    {
+        repr(r): r
+        for r in [
+            *_examples(Reducer),
+            *(AllGather(c) for c in COMPRESSORS),
+            *(AllReduce(c) for c in COMPRESSORS if c.summable is not None),
+            *(parse(p.spec) for p in PRESETS.values()),
+        ]
+    }.values()
+)
