@@ -1,0 +1,73 @@
+"""In steady state a step allocates nothing of gradient size: page faults would cost more than the arithmetic."""
+
+import tracemalloc
+
+import pytest
+import torch
+from registered import REDUCERS
+from torch.profiler import ProfilerActivity, profile
+
+from tersegrad import local, state
+from tersegrad.core import Bucket, Reducer
+from tersegrad.reducers import Dense
+
+NUMEL = 1_000_000
+BUCKET = Bucket(("a.weight", "a.bias", "b.weight"), ((500, 1000), (1000,), (499, 1000)))
+
+
+def largest_allocation(reducer: Reducer) -> int:
+    """Bytes of the largest block that one step asks torch or numpy for, after two steps of warming up."""
+    assert BUCKET.numel == NUMEL
+    x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    gradient = x.clone()
+
+    def work(comm: local.LocalComm) -> int:
+        memory = reducer.init(BUCKET, comm)
+
+        def step() -> None:
+            x.copy_(gradient)
+            reducer.reduce(BUCKET, x, x, memory, _Quiet(comm))
+            state.settle(memory, keep=True)
+
+        for _ in range(3):
+            step()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            step()
+        blocks = [event.cpu_memory_usage for event in profiler.events() if event.name == "[memory]"]
+        tracemalloc.start()
+        step()
+        numpy_peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return max([*blocks, numpy_peak])
+
+    return local.run(1, work)[0]
+
+
+class _Quiet(local.LocalComm):
+    """A Comm of one worker that copies nothing, so that only the reducer's own allocations are seen."""
+
+    def __init__(self, comm: local.LocalComm):
+        self.rank, self.size = comm.rank, comm.size
+
+    def all_reduce(self, x):
+        pass
+
+    def all_gather(self, x, sizes=None):
+        return [x]
+
+
+@pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
+def test_steady_state_allocates_nothing_of_gradient_size(reducer):
+    biggest_sparse = 0.25  # of the gradient: TopK(0.2) sends a fifth of the elements and decodes them into new memory
+    if "TopK(ratio=1.0)" in repr(reducer):
+        biggest_sparse = 1.1  # sends everything as a sparse vector: as many indices and values as elements
+    assert largest_allocation(reducer) <= biggest_sparse * 4 * NUMEL
+
+
+@pytest.mark.parametrize("waste", [lambda x: x.add_(x * 0.0), lambda x: x.add_(torch.from_numpy(x.numpy() * 0.0))])
+def test_the_measurement_sees_an_allocation(waste):
+    class _Wasteful(Dense):
+        def reduce(self, bucket, x, out, state, comm):
+            waste(x)
+
+    assert largest_allocation(_Wasteful()) >= 4 * NUMEL

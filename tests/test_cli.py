@@ -1,0 +1,68 @@
+"""The command line as a user types it."""
+
+import numpy as np
+import pytest
+import torch
+
+from tersegrad.cli import main
+from tersegrad.spec import PRESETS, registry
+
+
+def test_list_shows_everything(capsys):
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    for name in [*registry(), *PRESETS]:
+        assert name in text
+    assert "lower => fewer bytes" in text, "the comment that says which way the knob turns"
+
+
+def test_inspect_splits_the_bytes(capsys):
+    assert main(["inspect", "TopK(0.01)", "--numel", "10000"]) == 0
+    text = capsys.readouterr().out
+    assert "header 56" in text
+    assert "values 400 bytes" in text
+    assert "100 of 10000 elements" in text
+
+
+def test_inspect_takes_a_preset_and_finds_its_compressor(capsys):
+    assert main(["inspect", "topk", "bf16", "--numel", "1000"]) == 0
+    text = capsys.readouterr().out
+    assert "TopK(ratio=0.01)" in text
+    assert "BF16()" in text
+
+
+@pytest.mark.parametrize("name", ["g.npy", "g.npz", "g.pt", "dict.pt"])
+def test_inspect_reads_a_gradient_file(tmp_path, capsys, name):
+    path = tmp_path / name
+    vector = np.linspace(-1, 1, 300, dtype=np.float32).reshape(30, 10)
+    if name == "g.npy":
+        np.save(path, vector)
+    elif name == "g.npz":
+        np.savez(path, names=np.array(["a"]), step0=vector)
+    else:
+        torch.save(torch.from_numpy(vector) if name == "g.pt" else {"g": torch.from_numpy(vector)}, path)
+    assert main(["inspect", "TopK(0.1)", "--gradient", str(path)]) == 0
+    assert "30 of 300 elements" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["inspect", "topkk"], "tersegrad inspect: 'topkk' in 'topkk' is unknown"),
+        (["inspect", "none"], "has no compressor in it"),
+        (["inspect", "TopK(2)"], "above 0 and at most 1"),
+        (["inspect", "topk", "--gradient", "nowhere.npy"], "nowhere.npy"),
+        (["inspect", "topk", "--gradient", "gradient.csv"], "read from .pt, .npy or .npz"),
+        (["demo", "topk", "--bandwidth", "fast"], "'fast' is not a rate"),
+        (["demo", "TopK(0.1)"], "is a compressor"),
+    ],
+)
+def test_mistakes_are_explained_without_a_traceback(capsys, args, says):
+    assert main(args) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_command_shows_what_there_is(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert "COMMAND" in capsys.readouterr().err
