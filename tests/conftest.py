@@ -1,8 +1,9 @@
 """Shared fixtures."""
 
-import gloo
 import pytest
 import torch
+
+import gloo
 
 
 @pytest.fixture(scope="session")

@@ -96,8 +96,8 @@ def telescoping(spec: str, options: dict[str, Any]) -> float:
     handle = tersegrad.attach(model, spec)
     module = model.module
     names = [name for name, p in module.named_parameters() if p.requires_grad]
-    sent = {name: 0.0 for name in names}
-    local = {name: 0.0 for name in names}
+    sent = dict.fromkeys(names, 0.0)
+    local = dict.fromkeys(names, 0.0)
     for step in range(5):
         grads = torch.autograd.grad(loss(module, step), [p for p in module.parameters() if p.requires_grad])
         model.zero_grad()
@@ -240,7 +240,7 @@ def unused_parameters() -> dict[str, Any]:
 
 
 def overflow() -> dict[str, Any]:
-    """An Inf in one parameter's gradient on one rank: all ranks see it, no bucket's memory changes, training goes on."""
+    """An Inf in one gradient on one rank: all ranks see it, no bucket's memory changes, training goes on."""
     model = make({})
     handle = tersegrad.attach(model, "topk")
     steps(model, 0, 3)

@@ -12,12 +12,12 @@ from typing import Any
 TIMEOUT = 90.0  # seconds until a test gives up on its workers; far above what any of them needs
 
 
-class WorkerFailed(AssertionError):
+class WorkerError(AssertionError):
     """What went wrong in which process, with its traceback."""
 
 
 class Pool:
-    """Processes with an initialised gloo group. ``run(function, *args)`` calls an importable function on each of them."""
+    """Processes with an initialised gloo group. ``run(function, *args)`` calls a function on each."""
 
     def __init__(self, size: int):
         self.size = size
@@ -25,11 +25,11 @@ class Pool:
         self._pipes: list[Connection] = []
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Results in rank order; raises WorkerFailed if any worker did."""
+        """Results in rank order; raises WorkerError if any worker did."""
         outcomes = self.outcomes(function, *args)
         for rank, (ok, value) in enumerate(outcomes):
             if not ok:
-                raise WorkerFailed(f"rank {rank}:\n{value}")
+                raise WorkerError(f"rank {rank}:\n{value}")
         return [value for _, value in outcomes]
 
     def outcomes(self, function: Callable[..., Any], *args: Any) -> list[tuple[bool, Any]]:

@@ -1,4 +1,4 @@
-"""The laws of ``tersegrad.core`` as functions: each runs one spec on N workers and raises AssertionError if it is broken."""
+"""The laws of ``tersegrad.core``: each runs one spec on N workers and raises AssertionError if it is broken."""
 
 import io
 import math
@@ -66,7 +66,9 @@ def run(
             out = x if in_place else torch.full_like(x, 123.0)
             before = state.copy(trace.state)
             reducer.reduce(mine, x, out, trace.state, comm)
-            assert _same(before, state.copy(trace.state)), "reduce changed the state itself; changes are noted with later()"
+            assert _same(before, state.copy(trace.state)), (
+                "reduce changed the state itself; changes are noted with later()"
+            )
             state.settle(trace.state, keep=bool(out.isfinite().all()))
             trace.means.append(out.clone())
             trace.rests.append(x.clone())
@@ -80,9 +82,7 @@ def run(
 def held(state_: State, bucket: Bucket) -> Tensor:
     """The part of past gradients that a reducer still remembers, element by element."""
     pieces = state.cut(state_, bucket)
-    parts = [
-        _residual(pieces[name], size) for name, size in zip(bucket.names, bucket.sizes, strict=True)
-    ]
+    parts = [_residual(pieces[name], size) for name, size in zip(bucket.names, bucket.sizes, strict=True)]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
@@ -114,7 +114,7 @@ def largest(traces: list[Trace]) -> float:
     return max((float(g.abs().max()) for t in traces for g in t.gradients if g.numel()), default=0.0)
 
 
-# ---- the laws ----------------------------------------------------------------------------------------------------------
+# ---- the laws ------------------------------------------------------------------------------------
 
 
 def check_conservation(reducer: Reducer, size: int, gradient: Gradient, bucket: Bucket = BUCKET) -> None:
@@ -234,7 +234,9 @@ def check_nonfinite(reducer: Reducer, size: int, gradient: Gradient, bad: float,
         return x
 
     for rank, trace in enumerate(run(reducer, size, poisoned)):
-        assert not bool(trace.means[1].isfinite().all()), f"rank {rank} was given a finite mean of a non-finite gradient"
+        assert not bool(trace.means[1].isfinite().all()), (
+            f"rank {rank} was given a finite mean of a non-finite gradient"
+        )
         assert torch.equal(trace.held[1], trace.held[0]), f"rank {rank}'s memory was changed by a non-finite gradient"
         assert bool(trace.means[2].isfinite().all()), f"rank {rank} did not recover from a non-finite gradient"
 
@@ -301,7 +303,8 @@ def check_hostile_bytes(compressor: Compressor, x: Tensor, cases: int, seed: int
         try:
             compressor.accumulate(type(payload)(torch.from_numpy(mutated), x.numel()), acc)
         except ValueError as error:
-            assert str(error), "an error without a message"
+            if not str(error):
+                raise AssertionError("an error without a message") from error
         outside = torch.cat([big[:guard], big[guard + x.numel() :]])
         assert not bool(outside.any()), "memory outside the accumulator was written"
 

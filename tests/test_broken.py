@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-import laws
 import pytest
 import torch
 from torch import Tensor
 
+import laws
 from tersegrad.compressors import Identity, TopK
 from tersegrad.core import Bucket, Comm, Compressor, Payload, Reducer, State, later
 from tersegrad.reducers import AllGather
@@ -170,18 +170,34 @@ CASES = [
     (_KeepsWhatItSent(), lambda r: laws.check_conservation(r, 2, GRADIENT), "conservation"),
     (_OwnCopyUnquantised(), lambda r: laws.check_replicas_identical(r, 2, GRADIENT), "replicas differ"),
     (_LaundersNan(), lambda r: laws.check_nonfinite(r, 2, GRADIENT, float("nan"), 5), "given a finite mean"),
-    (_NanOnlyAtHome(), lambda r: laws.check_nonfinite(r, 2, GRADIENT, float("inf"), 5), "rank 0 was given a finite"),
+    (
+        _NanOnlyAtHome(),
+        lambda r: laws.check_nonfinite(r, 2, GRADIENT, float("inf"), 5),
+        "rank 0 was given a finite",
+    ),
     (_ReseedsTheWorld(), lambda r: laws.check_rng_untouched(r, GRADIENT), "torch's global generator"),
     (_WritesNextDoor(), lambda r: laws.check_stays_inside(r, 2, GRADIENT), "outside x or out"),
     (_MemoryInTheObject(), lambda r: laws.check_scratch_is_scratch(r, 2, GRADIENT), "dropping scratch"),
     (_MemoryInTheObject(), lambda r: laws.check_checkpoint(r, 2, GRADIENT), "resumed run differs"),
     (_ChangesStateAtOnce(), lambda r: laws.check_conservation(r, 2, GRADIENT), "changed the state itself"),
-    (_RemembersNan(), lambda r: laws.check_nonfinite(r, 2, GRADIENT, float("nan"), 5), "changed the state itself"),
+    (
+        _RemembersNan(),
+        lambda r: laws.check_nonfinite(r, 2, GRADIENT, float("nan"), 5),
+        "changed the state itself",
+    ),
     (_BucketSizedTable(), lambda r: laws.check_state_rules(r, GRADIENT), "one entry per element"),
     (_DrawsFromTheClock(), lambda r: laws.check_deterministic(r, 1, GRADIENT), "two runs differ"),
     (_DividesByTheNorm(), lambda r: laws.check_degenerate(r, 2, torch.zeros(10)), "non-finite mean"),
-    (_OverwritesInput(), lambda c: laws.check_codec_leaves_input(c, GRADIENT(0, 0)), "encode changed its input"),
-    (_TrustsTheWire(), lambda c: laws.check_hostile_bytes(c, torch.ones(20), 200, 1), "outside the accumulator"),
+    (
+        _OverwritesInput(),
+        lambda c: laws.check_codec_leaves_input(c, GRADIENT(0, 0)),
+        "encode changed its input",
+    ),
+    (
+        _TrustsTheWire(),
+        lambda c: laws.check_hostile_bytes(c, torch.ones(20), 200, 1),
+        "outside the accumulator",
+    ),
 ]
 
 

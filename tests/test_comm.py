@@ -2,10 +2,10 @@
 
 import time
 
-import comm_cases
 import pytest
 import torch
 
+import comm_cases
 from tersegrad import AllGather, AllReduce, Dense, Metered, Throttled, TopK, local
 from tersegrad.comm import all_gather_traffic, broadcast_traffic
 from tersegrad.compressors import BF16
@@ -110,5 +110,5 @@ def test_throttled_refuses_what_is_no_rate(text):
 
 
 def test_throttled_refuses_what_is_no_time():
-    with pytest.raises(ValueError, match="1ms, 0.5s or 80us"):
+    with pytest.raises(ValueError, match=r"1ms, 0\.5s or 80us"):
         Throttled("1Gbit", latency="soon")

@@ -1,10 +1,10 @@
 """The hook under real DDP in four gloo processes."""
 
-import ddp_cases
 import pytest
 import torch
-from registered import REDUCERS
 
+import ddp_cases
+from registered import REDUCERS
 from tersegrad import attach
 
 SPARSE = "ErrorFeedback(AllGather(TopK(ratio=0.05)))"
@@ -137,5 +137,7 @@ def test_metrics_count_what_was_sent(gloo4):
 
 
 def test_attach_without_a_process_group():
-    with pytest.raises(RuntimeError, match=r"Start the script with torchrun and call torch.distributed.init_process_group"):
+    with pytest.raises(
+        RuntimeError, match=r"Start the script with torchrun and call torch.distributed.init_process_group"
+    ):
         attach(torch.nn.Linear(2, 2), "topk")

@@ -1,10 +1,10 @@
 """Every law over every registered class: a new method is tested by being there."""
 
-import laws
 import pytest
 import torch
-from registered import COMPRESSORS, REDUCERS
 
+import laws
+from registered import COMPRESSORS, REDUCERS
 from tersegrad.spec import registry
 
 GRADIENT = laws.laplace(laws.BUCKET.numel)
@@ -108,5 +108,5 @@ def test_hostile_bytes(compressor):
 def test_wrong_length_is_refused(compressor):
     x = torch.linspace(-1, 1, 100)
     payload = compressor.encode(x, compressor.init(laws.Bucket.flat(100), 0))
-    with pytest.raises(ValueError, match="101|100"):
+    with pytest.raises(ValueError, match=r"101|100"):
         compressor.accumulate(type(payload)(payload.body, 100), torch.zeros(101))

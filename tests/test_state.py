@@ -15,9 +15,17 @@ def bucket(*names: str) -> Bucket:
 def fresh(b: Bucket) -> dict:
     vectors = [i for i, name in enumerate(b.names) if name in "bd"]
     part = b.subset(vectors)
-    parts = {"small": {"names": list(part.names), "inner": {"m": torch.zeros(part.numel), "count": 0}}} if vectors else {}
+    parts = (
+        {"small": {"names": list(part.names), "inner": {"m": torch.zeros(part.numel), "count": 0}}} if vectors else {}
+    )
     own = {name: {"names": [name], "factor": torch.zeros(2, 2)} for name in b.names}
-    return {"residual": torch.zeros(b.numel), "_scratch": torch.ones(3), "step": 0, "parts": parts, "own": own}
+    return {
+        "residual": torch.zeros(b.numel),
+        "_scratch": torch.ones(3),
+        "step": 0,
+        "parts": parts,
+        "own": own,
+    }
 
 
 def filled(b: Bucket) -> dict:
@@ -25,7 +33,10 @@ def filled(b: Bucket) -> dict:
     s["residual"] = torch.arange(b.numel, dtype=torch.float32)
     s["step"] = 5
     if s["parts"]:
-        s["parts"]["small"]["inner"] = {"m": torch.arange(len(s["parts"]["small"]["inner"]["m"])) + 100.0, "count": 9}
+        s["parts"]["small"]["inner"] = {
+            "m": torch.arange(len(s["parts"]["small"]["inner"]["m"])) + 100.0,
+            "count": 9,
+        }
     for i, name in enumerate(b.names):
         s["own"][name]["factor"] = torch.full((2, 2), float(i))
     return s

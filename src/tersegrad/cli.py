@@ -48,10 +48,15 @@ def _parser() -> argparse.ArgumentParser:
 
     look = commands.add_parser("inspect", help="what one spec does to one vector: bytes, ratio, error")
     look.add_argument("spec", metavar="SPEC", nargs="+", help="presets or expressions, one line each in the answer")
-    look.add_argument("--numel", type=_count, default=1_000_000, help="length of the Gaussian vector (default: 1000000)")
+    look.add_argument(
+        "--numel", type=_count, default=1_000_000, help="length of the Gaussian vector (default: 1000000)"
+    )
     look.add_argument("--seed", type=int, default=0, help="seed of the vector (default: 0)")
     look.add_argument(
-        "--gradient", type=Path, metavar="FILE", help="use this gradient instead: .pt, .npy or .npz (see --key)"
+        "--gradient",
+        type=Path,
+        metavar="FILE",
+        help="use this gradient instead: .pt, .npy or .npz (see --key)",
     )
     look.add_argument("--key", help="which array of an .npz or which entry of a .pt dict (default: the first)")
     look.set_defaults(run=_inspect)
@@ -74,7 +79,7 @@ def _count(text: str) -> int:
     return value
 
 
-# ---- list --------------------------------------------------------------------------------------------------------------
+# ---- list ----------------------------------------------------------------------------------------
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -110,7 +115,7 @@ def _described(cls: type[Spec]) -> str:
 
 def _field_comments(cls: type[Spec]) -> dict[str, str]:
     """Field name -> the comment that follows it in the source, which says which way the knob turns."""
-    comments = {}
+    comments: dict[str, str] = {}
     for line in inspect.getsource(cls).splitlines():
         declaration, _, comment = line.partition("  # ")
         name, colon, _ = declaration.strip().partition(":")
@@ -119,7 +124,7 @@ def _field_comments(cls: type[Spec]) -> dict[str, str]:
     return comments
 
 
-# ---- inspect -----------------------------------------------------------------------------------------------------------
+# ---- inspect -------------------------------------------------------------------------------------
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -180,7 +185,7 @@ def _pick(items: dict, key: str | None, path: Path):  # type: ignore[no-untyped-
     return items[key]
 
 
-# ---- demo --------------------------------------------------------------------------------------------------------------
+# ---- demo ----------------------------------------------------------------------------------------
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -28,9 +28,10 @@ If any worker's ``x`` holds a NaN or an infinity, ``out`` is non-finite on every
 
 **State** is a plain dict of tensors, numbers and states, owned by the caller. Its rules:
 
-- ``reduce`` and ``encode`` do not change what is saved. What shall be otherwise after this step is noted with ``later``;
-  the caller then settles the step (``state.settle``): kept if ``out`` is finite, forgotten if not. As all workers see the
-  same ``out``, they decide alike with no further message, and a step with a NaN in any of its buckets leaves no trace.
+- ``reduce`` and ``encode`` do not change what is saved. What shall be otherwise after this step is noted with
+  ``later``; the caller then settles the step (``state.settle``): kept if ``out`` is finite, forgotten if not. As all
+  workers see the same ``out``, they decide alike with no further message, and a step with a NaN in any of its buckets
+  leaves no trace.
 - Keys that begin with ``_`` are scratch: never saved, may be dropped at any time between two steps.
 - A tensor in the state of several tensors' bucket is flat and has one entry per element of the bucket.
 - A nested state that covers only some of the bucket's tensors lists them under ``names``. In a state that covers a
@@ -54,13 +55,17 @@ from torch import Tensor
 
 State = dict[str, Any]
 
-HEADER_NBYTES = 56  # room in front of every payload's body for the frame header (wire.py), so that framing copies nothing
+HEADER_NBYTES = (
+    56  # room in front of every payload's body for the frame header (wire.py), so that framing copies nothing
+)
 
 
 class Spec:
     """Base of everything that is written as a constructor expression: ``parse(repr(spec)) == spec``."""
 
-    examples: ClassVar[tuple[str, ...]] = ()  # expressions that the laws are run on; default: the class with no argument
+    examples: ClassVar[
+        tuple[str, ...]
+    ] = ()  # expressions that the laws are run on; default: the class with no argument
 
     def __repr__(self) -> str:
         return self._expression(with_defaults=False)
@@ -136,7 +141,10 @@ class Bucket:
     def subset(self, members: list[int]) -> "Bucket":
         """The bucket of only these tensors (by position), packed without gaps."""
         return Bucket(
-            tuple(self.names[i] for i in members), tuple(self.shapes[i] for i in members), self.step, self.seed
+            tuple(self.names[i] for i in members),
+            tuple(self.shapes[i] for i in members),
+            self.step,
+            self.seed,
         )
 
     @staticmethod
@@ -210,7 +218,9 @@ class Payload:
 class Compressor(Spec, ABC):
     """A codec for one flat float32 vector; see the module's docstring for the contract."""
 
-    summable: ClassVar[torch.dtype | None] = None  # set if bodies are vectors of this dtype and adding them adds the vectors
+    summable: ClassVar[torch.dtype | None] = (
+        None  # set if bodies are vectors of this dtype and adding them adds the vectors
+    )
     conserves: bool = True  # False if a payload may stand for something that neither goes out nor stays behind
 
     def init(self, bucket: Bucket, seed: int) -> State:
@@ -229,8 +239,8 @@ class Compressor(Spec, ABC):
         """``acc += scale * decoded(payload)``; a non-finite payload makes ``acc`` NaN throughout."""
         if acc.numel() != self.accumulator_numel(payload.numel):
             raise ValueError(
-                f"a payload of {payload.numel} elements needs an accumulator of {self.accumulator_numel(payload.numel)}, "
-                f"and this one has {acc.numel()}."
+                f"a payload of {payload.numel} elements needs an accumulator of "
+                f"{self.accumulator_numel(payload.numel)}, and this one has {acc.numel()}."
             )
         if payload.finite:
             self.add_decoded(payload, acc, scale)

@@ -1,8 +1,8 @@
 """attach(): the only file that knows DDP, futures and threads.
 
-DDP hands over one bucket after another while backward is still running. Each is queued for ONE worker thread, which runs
-the blocking reducer on a process group of its own and completes the bucket's future with the mean. Collectives never run
-inside future callbacks: on gloo that hangs as soon as there are two buckets.
+DDP hands over one bucket after another while backward is still running. Each is queued for ONE worker thread, which
+runs the blocking reducer on a process group of its own and completes the bucket's future with the mean. Collectives
+never run inside future callbacks: on gloo that hangs as soon as there are two buckets.
 
 State is kept per bucket and found by parameter name: DDP cuts its buckets anew after the first steps.
 (No ``from __future__ import annotations`` here: DDP compares the hook's annotations as objects.)
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # as torch.distributed, which does not export it to type checkers
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -87,8 +88,8 @@ def _refuse_what_cannot_work(model: Any, timeout: float) -> None:
     devices = {p.device.type for p in model.parameters() if p.requires_grad}
     if devices - {"cpu"}:
         raise ValueError(
-            f"the model's parameters are on {', '.join(sorted(devices))}. This version has only been run with parameters "
-            "on the CPU and the gloo backend, so it refuses anything else."
+            f"the model's parameters are on {', '.join(sorted(devices))}. This version has only been run with "
+            "parameters on the CPU and the gloo backend, so it refuses anything else."
         )
     if timeout <= 0:
         raise ValueError(f"timeout={timeout!r}: give the seconds to wait for another worker, e.g. timeout=300.")
@@ -105,7 +106,7 @@ class _Slot:
 _slots: "weakref.WeakKeyDictionary[DistributedDataParallel, _Slot]" = weakref.WeakKeyDictionary()
 
 
-def _hook(slot: _Slot, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _hook(slot: _Slot, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     if slot.handle is None:  # closed: plain DDP from here on
         return allreduce_hook(slot.process_group, bucket)
     return slot.handle._on_bucket(bucket)
@@ -167,11 +168,11 @@ class Handle:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
             raise ValueError(f"the workers do not agree:\n{lines}\nCall attach() with the same spec on every worker.")
 
-    # ---- one bucket ------------------------------------------------------------------------------------------------
+    # ---- one bucket ------------------------------------------------------------------------------
 
-    def _on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _on_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Called by DDP in backward: queue the bucket, return at once."""
-        if not isinstance(bucket, dist.GradBucket):
+        if not isinstance(bucket, GradBucket):
             raise TypeError(
                 f"DDP handed the hook a {type(bucket).__name__} instead of a bucket, as it does with torch.compile's "
                 'optimize_ddp="python_reducer". Use torch._dynamo.config.optimize_ddp = "ddp_optimizer".'
@@ -237,7 +238,7 @@ class Handle:
                 self._pieces |= states.cut(entry.state, entry.bucket)
                 del self._entries[key]
 
-    # ---- for the user ----------------------------------------------------------------------------------------------
+    # ---- for the user ----------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Any]:
         """Totals since attach, on this rank. Bytes are those that left this worker, headers and padding included.
@@ -293,7 +294,9 @@ class Handle:
                 "Attach with the spec that saved it."
             )
         if unknown := sorted(set(saved["tensors"]) - set(self._sizes)):
-            raise ValueError(f"the state has entries for parameters that the model does not have: {', '.join(unknown)}.")
+            raise ValueError(
+                f"the state has entries for parameters that the model does not have: {', '.join(unknown)}."
+            )
         if saved["tensors"] and (missing := sorted(set(self._sizes) - set(saved["tensors"]))):
             raise ValueError(f"the state has no entry for these parameters of the model: {', '.join(missing)}.")
         self._pieces = {name: states.copy(piece) for name, piece in saved["tensors"].items()}

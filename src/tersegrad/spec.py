@@ -1,4 +1,4 @@
-"""Specs: text <-> object. The text is the constructor expression; nothing is evaluated but constructors and literals."""
+"""Specs: text <-> object. The text is the constructor expression; only constructors and literals are evaluated."""
 
 import ast
 import inspect
@@ -33,7 +33,8 @@ def registry() -> dict[str, type[Spec]]:
     """Every concrete compressor and reducer by name: the subclasses that exist, third parties' included."""
     _load_third_parties()
     found: dict[str, type[Spec]] = {}
-    for base in (Compressor, Reducer):
+    bases: tuple[type[Spec], ...] = (Compressor, Reducer)
+    for base in bases:
         for cls in _concrete_subclasses(base):
             if cls.__name__.startswith("_"):
                 continue  # private: an experiment, or a test's own
@@ -51,7 +52,7 @@ def _load_third_parties() -> None:
         entry.load()
 
 
-def _concrete_subclasses(base: type) -> list[type[Spec]]:
+def _concrete_subclasses(base: type[Spec]) -> list[type[Spec]]:
     found = [] if inspect.isabstract(base) else [base]
     for sub in base.__subclasses__():
         found += _concrete_subclasses(sub)

@@ -151,10 +151,13 @@ class Throttled:
         return transfer + hops * parse_time(self.latency)
 
     def __call__(self, inner: Comm) -> Comm:
+        """The same Comm over this link."""
         return _SlowComm(inner, self)
 
 
 class _SlowComm(Tap):
+    """See Throttled."""
+
     def __init__(self, inner: Comm, link: Throttled):
         super().__init__(inner)
         self.link = link

@@ -95,7 +95,9 @@ def read_header(head: Tensor, rank: int) -> Header:
     raw = bytes(head.tolist())
     magic, version, flags, spec, step, bucket, numel, length = _FIELDS.unpack_from(raw)
     if magic != MAGIC:
-        raise FrameError(f"rank {rank} sent {magic!r} where a frame begins with {MAGIC!r}: these are not tersegrad's bytes.")
+        raise FrameError(
+            f"rank {rank} sent {magic!r} where a frame begins with {MAGIC!r}: these are not tersegrad's bytes."
+        )
     if version != VERSION:
         raise FrameError(
             f"rank {rank} sent a frame of version {version}, this worker speaks version {VERSION}. "

@@ -24,7 +24,9 @@ class Sparse(Compressor):
     def __post_init__(self) -> None:
         require(self, "values", Compressor, "Write e.g. values=BF16().")
         if any(isinstance(inner, Sparse) for inner in self.values.walk()):
-            raise ValueError(f"{type(self).__name__}: values={self.values!r} would drop values after they were selected.")
+            raise ValueError(
+                f"{type(self).__name__}: values={self.values!r} would drop values after they were selected."
+            )
 
     @abstractmethod
     def select(self, x: Tensor, state: State) -> Tensor | None:
@@ -37,7 +39,9 @@ class Sparse(Compressor):
     def encode(self, x: Tensor, state: State) -> Payload:
         """Select, then pack."""
         if x.numel() >= 2**31:
-            raise ValueError(f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets.")
+            raise ValueError(
+                f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets."
+            )
         chosen = self.select(x, state)
         if chosen is None:
             return Payload.nonfinite(x.numel(), state, x.device)

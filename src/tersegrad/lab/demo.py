@@ -26,7 +26,7 @@ def run(specs: list[str], workers: int, bandwidth: str, latency: str, epochs: in
     Throttled(bandwidth, latency=latency)
     console = Console()
     console.print(
-        f"[bold]tersegrad demo[/bold]: {workers} worker processes train a 300,000-parameter network on handwritten digits\n"
+        f"[bold]tersegrad demo[/bold]: {workers} worker processes train a network of 300,000 parameters on digits\n"
         f"over an [bold]emulated[/bold] link of {bandwidth}, {latency} one way (each collective waits as long as that "
         "link would take)\n"
     )

@@ -22,7 +22,8 @@ class AllReduce(Reducer):
         if self.compressor.summable is None:
             name = type(self.compressor).__name__
             raise ValueError(
-                f"AllReduce({name}): {name} payloads cannot be added before decoding. Use AllGather({self.compressor!r})."
+                f"AllReduce({name}): {name} payloads cannot be added before decoding. "
+                f"Use AllGather({self.compressor!r})."
             )
 
     @property
@@ -36,8 +37,10 @@ class AllReduce(Reducer):
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """``out = decode(sum over workers of encode(x) / n)``; divided first, so that the sum stays in range."""
+        dtype = self.compressor.summable
+        assert dtype is not None
         payload = self.compressor.encode(x, state)
-        summed = payload.body.view(self.compressor.summable).div_(comm.size)
+        summed = payload.body.view(dtype).div_(comm.size)
         if out is not x:
             self.compressor.accumulate(payload, x, -float(comm.size))
         comm.all_reduce(summed)

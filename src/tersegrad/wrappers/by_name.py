@@ -112,6 +112,5 @@ class _Part:
             torch._foreach_copy_(list(stretches), packed.split(self.lengths[1::2]))
 
     def _stretches(self, whole: Tensor) -> tuple[Tensor, ...]:
-        return whole.split(self.lengths)[1::2]
-
-
+        stretches: tuple[Tensor, ...] = whole.split(self.lengths)[1::2]
+        return stretches

@@ -22,7 +22,10 @@ class ErrorFeedback(Reducer):
     The sum of all means plus the mean residual is the sum of all mean gradients.
     """
 
-    examples: ClassVar[tuple[str, ...]] = ("ErrorFeedback(AllGather(TopK(0.1)))", "ErrorFeedback(AllReduce(BF16()))")
+    examples: ClassVar[tuple[str, ...]] = (
+        "ErrorFeedback(AllGather(TopK(0.1)))",
+        "ErrorFeedback(AllReduce(BF16()))",
+    )
     remembers: ClassVar[bool] = True
 
     inner: Reducer  # what sends
@@ -32,8 +35,8 @@ class ErrorFeedback(Reducer):
         for spec in self.inner.walk():
             if isinstance(spec, Reducer) and spec.remembers:
                 raise ValueError(
-                    f"ErrorFeedback({self.inner!r}): {type(spec).__name__} inside has a memory of its own, and a gradient "
-                    f"remembered twice is applied twice. Write {self.inner!r} alone."
+                    f"ErrorFeedback({self.inner!r}): {type(spec).__name__} inside has a memory of its own, and a "
+                    f"gradient remembered twice is applied twice. Write {self.inner!r} alone."
                 )
 
     @property

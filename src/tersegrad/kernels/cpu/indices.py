@@ -1,0 +1,356 @@
+"""Sorted indices as bits, at a few nanoseconds per index (Numba, one core).
+
+What each function writes and finds is defined by its namesake in ``kernels.reference.indices``; here is only
+how. Bits move through 64-bit words: a code is one shift into the word being filled, and one instruction
+counts its zeros when it is read. Whatever depends on a single gap is computed, not branched on.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tersegrad.kernels.reference.indices import (
+    BLOCK,
+    COUNT,
+    CUT,
+    EXPONENT,
+    FINE,
+    GAP,
+    HEADER_BITS,
+    KNEES,
+    MAX_EXPONENT,
+    MAX_PREFIX,
+    MAX_WIDTH,
+    OUTSIDE,
+    PADDING,
+    TRAILING,
+)
+
+__all__ = ["bitmap_decode", "bitmap_encode", "gap_decode", "gap_encode", "gap_plan"]
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int32]
+Gaps = NDArray[np.uint32]
+
+KNEE = KNEES[1]  # the other one is 0
+BEYOND = 32  # zero bytes behind the data: the last code may end 4 later, 8 may be ready, and 8 are loaded
+
+# Numba computes in 64 bits unless told otherwise at every step, and makes a float of a sum of int64 and
+# uint64. Hence u32, which keeps eight lanes in a vector register, and u64, as words combine only with words
+# and an index that cannot be negative is not tested for it.
+u32: Any = np.uint32
+u64: Any = np.uint64
+i64: Any = np.int64
+
+
+def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
+    """Choose the header of each block; return the bits to write, or -1 if this is no support."""
+    return int(_gap_plan(indices.numpy(), universe, headers.numpy()))
+
+
+def gap_encode(indices: Tensor, headers: Tensor, out: Tensor) -> None:
+    """Write the gap code of ``indices`` into ``out``, which has exactly the bytes that were planned."""
+    _gap_encode(indices.numpy(), headers.numpy(), out.numpy())
+
+
+def gap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
+    """Read ``len(out)`` indices; return what was found and where."""
+    found, where = _gap_decode(data.numpy(), universe, out.numpy())
+    return int(found), int(where)
+
+
+def bitmap_encode(indices: Tensor, out: Tensor) -> None:
+    """Bit i of ``out`` says whether i is among ``indices``."""
+    _bitmap_encode(indices.numpy(), out.numpy())
+
+
+def bitmap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
+    """The positions of the ``len(out)`` bits set in ``data``; return what was found and where."""
+    found, where = _bitmap_decode(data.numpy(), universe, out.numpy())
+    return int(found), int(where)
+
+
+# --- single instructions
+
+_intrinsic: Any = numba.extending.intrinsic  # as Numba types it, callers would have to pass ``typing``
+
+
+@_intrinsic
+def _trailing_zeros(typing: Any, word: Any) -> Any:
+    """Zeros below the lowest one; 64 for 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
+@_intrinsic
+def _leading_zeros(typing: Any, word: Any) -> Any:
+    """Zeros above the highest one; 64 for 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
+@_intrinsic
+def _ones(typing: Any, word: Any) -> Any:
+    """How many bits are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
+
+
+@_intrinsic
+def _float_bits(typing: Any, number: Any) -> Any:
+    """The bits of a number below 2**31 as a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.sitofp(args[0], ir.FloatType()), ir.IntType(32))
+
+    return types.uint32(types.uint32), generate
+
+
+@numba.njit(nogil=True, cache=True)
+def _floor_log2(number: int) -> Any:
+    return 63 - _leading_zeros(u64(number))
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _load(data: Bytes, at: int) -> Any:
+    word = u64(0)
+    for i in range(8):  # becomes one instruction on little-endian machines
+        word |= u64(data[u64(at) + u64(i)]) << u64(8 * i)
+    return word
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _store(out: Bytes, at: int, word: Any) -> None:
+    for i in range(8):  # becomes one instruction on little-endian machines
+        out[u64(at) + u64(i)] = (word >> u64(8 * i)) & u64(255)
+
+
+# --- planning
+
+
+@numba.njit(nogil=True, cache=True)
+def _gap_plan(indices: Ints, universe: int, headers: Bytes) -> int:
+    gaps = np.empty(BLOCK, np.uint32)
+    previous, total = i64(-1), 0
+    for block in range(len(headers)):
+        start = block * BLOCK
+        count = min(BLOCK, len(indices) - start)
+        if not _block_gaps(indices[start : start + count], previous, gaps):
+            return -1
+        last = i64(indices[start + count - 1])
+        mean = (last - previous - count) // count
+        straight, bits = _best_exponent(gaps[:count], _floor_log2(max(mean, 1)), KNEE)
+        doubling, fewer = _best_exponent(gaps[:count], straight, 0)
+        headers[block] = doubling if fewer < bits else straight | 1 << 5
+        total += HEADER_BITS + min(bits, fewer)
+        previous = last
+    return total if previous < universe else -1
+
+
+@numba.njit(nogil=True, cache=True)
+def _block_gaps(indices: Ints, previous: int, gaps: Gaps) -> Any:
+    """Fill ``gaps``; False if one is negative."""
+    smallest = i64(indices[0]) - previous - 1
+    gaps[0] = smallest
+    for i in range(1, len(indices)):
+        gap = i64(indices[i]) - i64(indices[i - 1]) - 1
+        smallest = min(smallest, gap)
+        gaps[i] = gap
+    return smallest >= 0
+
+
+@numba.njit(nogil=True, cache=True)
+def _best_exponent(gaps: Gaps, exponent: int, knee: int) -> tuple[int, int]:
+    best = _code_bits(gaps, exponent, knee)
+    for step in (-1, 1):
+        start = exponent
+        while 0 <= exponent + step <= MAX_EXPONENT:
+            candidate = _code_bits(gaps, exponent + step, knee)
+            if candidate >= best:
+                break
+            exponent, best = exponent + step, candidate
+        if exponent != start:
+            break
+    return exponent, best
+
+
+@numba.njit(nogil=True, cache=True)
+def _code_bits(gaps: Gaps, exponent: int, knee: int) -> Any:
+    """Bits of all codes: exponent + 1 + steps + 2 doublings each; doublings = floor(log2(steps left + 1)).
+
+    Few vector units count leading zeros, but all convert to float, whose exponent is floor(log2). A number
+    just below a power of two would be rounded up to it; without its second highest bit it is not.
+    """
+    b, most, one = u32(exponent), u32(knee), u32(1)
+    total = u32(0)
+    for i in range(len(gaps)):
+        quotient = u32(gaps[i] >> b)
+        steps = min(quotient, most)
+        left = u32(u32(quotient - steps) + one)
+        doublings = u32(u32(_float_bits(u32(left & ~u32(left >> one))) >> u32(23)) - u32(127))
+        total = u32(total + u32(steps + u32(doublings << one)))
+    return i64(total) + len(gaps) * (exponent + 1)
+
+
+# --- writing
+
+
+@numba.njit(nogil=True, cache=True)
+def _gap_encode(indices: Ints, headers: Bytes, out: Bytes) -> None:
+    word, used, at = u64(0), 0, 0
+    previous = i64(-1)
+    for block in range(len(headers)):
+        header = i64(headers[block])
+        exponent, knee = header & 31, KNEE * (header >> 5)
+        top = i64(1) << exponent
+        word, used, at = _put(out, word, used, at, u64(header), HEADER_BITS)
+        for i in range(block * BLOCK, min((block + 1) * BLOCK, len(indices))):
+            index = i64(indices[u64(i)])
+            gap = index - previous - 1
+            previous = index
+            steps = min(gap >> exponent, knee)
+            v = gap - (steps << exponent) + top
+            width = _floor_log2(v)
+            zeros = steps + width - exponent
+            code = u64(((v ^ (1 << width)) << 1) | 1)
+            if zeros + 1 + width > 64:  # a huge gap among tiny ones
+                word, used, at = _put(out, word, used, at, u64(0), zeros)
+                word, used, at = _put(out, word, used, at, code, 1 + width)
+            else:
+                word, used, at = _put(out, word, used, at, code << u64(zeros), zeros + 1 + width)
+    for i in range(at, len(out)):
+        out[i] = word & u64(255)
+        word >>= u64(8)
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _put(out: Bytes, word: Any, used: int, at: int, code: Any, width: int) -> tuple[Any, int, int]:
+    """Append ``width`` bits to the ``used`` ones in ``word``; once it is full, write it and begin another."""
+    word |= code << u64(used)
+    if used + width < 64:
+        return word, used + width, at
+    _store(out, at, word)
+    word = (code >> u64(1)) >> u64(63 - used)  # in two shifts, as there is none by 64
+    return word, used + width - 64, at + 8
+
+
+@numba.njit(nogil=True, cache=True)
+def _bitmap_encode(indices: Ints, out: Bytes) -> None:
+    out[:] = 0
+    for index in indices:
+        out[index >> 3] |= 1 << (index & 7)
+
+
+# --- reading
+
+
+@numba.njit(nogil=True, cache=True)
+def _gap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
+    padded = _padded(data)
+    end = 8 * len(data)
+    word, ready, at = u64(0), 0, 0  # the position is 8 * at - ready
+    index = i64(-1)
+    for start in range(0, len(out), BLOCK):
+        word, ready, at = _refill(padded, word, ready, at)
+        header = i64(word & u64(63))
+        word >>= u64(HEADER_BITS)
+        ready -= HEADER_BITS
+        if 8 * at - ready > end:
+            return CUT, start
+        exponent, knee = header & 31, KNEE * (header >> 5)
+        if exponent > MAX_EXPONENT:
+            return EXPONENT, exponent
+        # Within a block nothing looks for the end of the data, as no code is made of the zeros behind it,
+        # nor for the end of the universe, as indices only grow.
+        for i in range(start, min(start + BLOCK, len(out))):
+            word, ready, at = _refill(padded, word, ready, at)
+            zeros = _trailing_zeros(word)
+            doublings = max(zeros - knee, 0)
+            width = exponent + doublings
+            if width > MAX_WIDTH:
+                return (CUT if 8 * at - ready + MAX_PREFIX > end else GAP), i
+            word >>= u64(zeros + 1)
+            ready -= zeros + 1
+            if width > ready:
+                word, ready, at = _refill(padded, word, ready, at)
+            low = i64(word & ((u64(1) << u64(width)) - u64(1)))
+            word >>= u64(width)
+            ready -= width
+            index += low + (1 << width) + ((zeros - doublings - 1) << exponent) + 1
+            out[u64(i)] = index
+        if 8 * at - ready > end:
+            return CUT, start
+        if index >= universe:
+            return OUTSIDE, start
+    return _check_end(data, 8 * at - ready)
+
+
+@numba.njit(nogil=True, cache=True)
+def _padded(data: Bytes) -> Bytes:
+    """A copy with zeros behind it. Copying is cheap; testing for the end at every word costs a third more."""
+    padded = np.empty(len(data) + BEYOND, np.uint8)
+    for i in range(len(data)):  # slices do the same, and take Numba five seconds more to compile
+        padded[i] = data[i]
+    for i in range(len(data), len(padded)):
+        padded[i] = 0
+    return padded
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _refill(data: Bytes, word: Any, ready: int, at: int) -> tuple[Any, int, int]:
+    """Have 56 bits or more ready. Some bits above those ready may be there already: or-ing keeps them."""
+    return word | (_load(data, at) << u64(ready)), ready | 56, at + ((63 - ready) >> 3)
+
+
+@numba.njit(nogil=True, cache=True)
+def _check_end(data: Bytes, used: int) -> tuple[int, int]:
+    if len(data) > (used + 7) >> 3:
+        return TRAILING, (used + 7) >> 3
+    if used & 7 and data[len(data) - 1] >> (used & 7):
+        return PADDING, used
+    return FINE, 0
+
+
+@numba.njit(nogil=True, cache=True)
+def _bitmap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
+    found, where = _check_end(data, universe)
+    if found != FINE:
+        return found, where
+    whole = len(data) & ~7
+    count = 0
+    for at in range(0, whole, 8):
+        count += _ones(_load(data, at))
+    for at in range(whole, len(data)):
+        count += _ones(u64(data[at]))
+    if count != len(out):
+        return COUNT, count
+    i = 0
+    for at in range(0, whole, 8):
+        i = _positions(_load(data, at), 8 * at, out, i)
+    for at in range(whole, len(data)):
+        i = _positions(u64(data[at]), 8 * at, out, i)
+    return FINE, 0
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _positions(word: Any, base: int, out: Ints, i: int) -> int:
+    """Append the positions of the bits set in ``word``, which begins at bit ``base``."""
+    while word:
+        out[i] = base + _trailing_zeros(word)
+        word &= word - u64(1)
+        i += 1
+    return i
