@@ -1,5 +1,7 @@
 """The command line as a user types it."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,18 @@ def test_inspect_takes_a_preset_and_finds_its_compressor(capsys):
     assert "BF16()" in text
 
 
+def test_bench_times_specs_beside_the_baselines(tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    assert main(["bench", "TopK(0.01)", "sidco", "--numel", "50k", "--rounds", "3", "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    for word in ("copy", "add_", "torch.topk", "encode", "accumulate", "ratio", "density"):
+        assert word in text
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {row["what"] for row in rows} == {"copy", "add_", "torch.topk of 1 %", "encode", "accumulate"}
+    assert len(rows) == 3 * (3 + 2 * 2)
+    assert all(row["ms"] > 0 for row in rows)
+
+
 @pytest.mark.parametrize("name", ["g.npy", "g.npz", "g.pt", "dict.pt"])
 def test_inspect_reads_a_gradient_file(tmp_path, capsys, name):
     path = tmp_path / name
@@ -50,6 +64,7 @@ def test_inspect_reads_a_gradient_file(tmp_path, capsys, name):
     [
         (["inspect", "topkk"], "tersegrad inspect: 'topkk' in 'topkk' is unknown"),
         (["inspect", "none"], "has no compressor in it"),
+        (["bench", "topk", "Dense()"], "has no compressor in it"),
         (["inspect", "TopK(2)"], "above 0 and at most 1"),
         (["inspect", "topk", "--gradient", "nowhere.npy"], "nowhere.npy"),
         (["inspect", "topk", "--gradient", "gradient.csv"], "read from .pt, .npy or .npz"),

@@ -1,4 +1,4 @@
-"""The command line: ``tersegrad list | inspect | demo``."""
+"""The command line: ``tersegrad list | inspect | bench | demo``."""
 
 import argparse
 import inspect
@@ -48,18 +48,18 @@ def _parser() -> argparse.ArgumentParser:
 
     look = commands.add_parser("inspect", help="what one spec does to one vector: bytes, ratio, error")
     look.add_argument("spec", metavar="SPEC", nargs="+", help="presets or expressions, one line each in the answer")
-    look.add_argument(
-        "--numel", type=_count, default=1_000_000, help="length of the Gaussian vector (default: 1000000)"
-    )
-    look.add_argument("--seed", type=int, default=0, help="seed of the vector (default: 0)")
-    look.add_argument(
-        "--gradient",
-        type=Path,
-        metavar="FILE",
-        help="use this gradient instead: .pt, .npy or .npz (see --key)",
-    )
-    look.add_argument("--key", help="which array of an .npz or which entry of a .pt dict (default: the first)")
+    _add_vector_options(look, "1M")
     look.set_defaults(run=_inspect)
+
+    bench = commands.add_parser(
+        "bench", help="time of encode and accumulate, bytes and error, beside torch.topk and a copy"
+    )
+    bench.add_argument("spec", metavar="SPEC", nargs="+", help="presets or expressions; all take turns in every round")
+    _add_vector_options(bench, "25M")
+    bench.add_argument("--threads", type=_count, default=1, help="threads that torch may use (default: 1)")
+    bench.add_argument("--rounds", type=_count, default=11, help="rounds of the interleaved run (default: 11)")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write one row per measurement to this file")
+    bench.set_defaults(run=_bench)
 
     demo = commands.add_parser("demo", help="train a small real model over an emulated slow link, plain and compressed")
     demo.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: the presets)")
@@ -72,10 +72,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_vector_options(command: argparse.ArgumentParser, numel: str) -> None:
+    command.add_argument(
+        "--numel", type=_count, default=numel, help=f"length of the Gaussian vector (default: {numel})"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of the vector (default: 0)")
+    command.add_argument(
+        "--gradient", type=Path, metavar="FILE", help="use this gradient instead: .pt, .npy or .npz (see --key)"
+    )
+    command.add_argument("--key", help="which array of an .npz or which entry of a .pt dict (default: the first)")
+
+
 def _count(text: str) -> int:
-    value = int(text)
+    """A positive whole number, as 4096, 250k or 25M."""
+    scale = {"k": 1e3, "m": 1e6}.get(text[-1:].lower(), 1)
+    try:
+        value = round(float(text[:-1] if scale > 1 else text) * scale)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number. Write it like 4096, 250k or 25M.")
     return value
 
 
@@ -128,15 +144,20 @@ def _field_comments(cls: type[Spec]) -> dict[str, str]:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    x = _vector(args)
+    for text in args.spec:
+        _inspect_one(text, x)
+    return 0
+
+
+def _vector(args: argparse.Namespace) -> Tensor:
     if args.gradient is None:
         x = torch.randn(args.numel, generator=torch.Generator().manual_seed(args.seed))
         print(f"Gaussian vector of {x.numel()} elements, {show_bytes(4 * x.numel())} in float32")
     else:
         x = load_gradient(args.gradient, args.key)
         print(f"{args.gradient}: {x.numel()} elements, {show_bytes(4 * x.numel())} in float32")
-    for text in args.spec:
-        _inspect_one(text, x)
-    return 0
+    return x
 
 
 def _inspect_one(text: str, x: Tensor) -> None:
@@ -183,6 +204,23 @@ def _pick(items: dict, key: str | None, path: Path):  # type: ignore[no-untyped-
     if key not in items:
         raise ValueError(f"{path} has no {key!r}. It has: {', '.join(map(str, items))}.")
     return items[key]
+
+
+# ---- bench --------------------------------------------------------------------------------------
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from tersegrad import bench, timing
+
+    torch.set_num_threads(args.threads)
+    for text in args.spec:
+        compressor_of(text)  # a mistake is told before anything is timed
+    x = _vector(args)
+    results, baselines = bench.run(args.spec, x, args.rounds)
+    print(bench.show(results, baselines, x.numel()))
+    if args.json is not None:
+        timing.write_rows(args.json, bench.rows(results, baselines, x.numel()))
+    return 0
 
 
 # ---- demo ----------------------------------------------------------------------------------------

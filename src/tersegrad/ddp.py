@@ -11,7 +11,7 @@ State is kept per bucket and found by parameter name: DDP cuts its buckets anew 
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -243,13 +243,16 @@ class Handle:
     def metrics(self) -> dict[str, Any]:
         """Totals since attach, on this rank. Bytes are those that left this worker, headers and padding included.
 
-        ``ratio`` compares with what a plain all-reduce of the same gradients would have sent.
+        ``ratio`` compares with what a plain all-reduce of the same gradients would have sent. ``density`` is the
+        fraction of elements that this rank's sparse methods sent in the last step; ``empty_sends`` counts the times a
+        bucket had nothing to send.
         """
         return self._worker.call(self._metrics)
 
     def _metrics(self) -> dict[str, Any]:
         total, timing = self._comm.total, self._comm.timing
-        norm2 = sum(_residual_norm2(entry.state) for entry in self._entries.values())
+        entries = [entry.state for entry in self._entries.values()]
+        sent, of = (sum(n for state in entries for n in _numbers(state, key)) for key in ("_sent", "_of"))
         return {
             "spec": repr(self.spec),
             "steps": self._step,
@@ -262,7 +265,9 @@ class Handle:
             "encode_seconds": timing.encode,
             "wait_seconds": timing.wait,
             "decode_seconds": timing.decode,
-            "residual_norm": norm2**0.5,
+            "density": sent / of if of else 1.0,
+            "empty_sends": sum(n for state in entries for n in _numbers(state, "empty")),
+            "residual_norm": sum(float(r.norm()) ** 2 for state in entries for r in _numbers(state, "residual")) ** 0.5,
             "collectives": {name: meter.calls for name, meter in self._comm.by_collective.items()},
         }
 
@@ -312,14 +317,13 @@ class Handle:
             dist.destroy_process_group(self._group)
 
 
-def _residual_norm2(state: State) -> float:
-    total = 0.0
-    for key, value in state.items():
-        if isinstance(value, dict):
-            total += _residual_norm2(value)
-        elif key == "residual":
-            total += float(value.norm()) ** 2
-    return total
+def _numbers(state: State, key: str) -> Iterator[Any]:
+    """Everything that is called ``key`` in a state and the states inside it."""
+    for name, value in state.items():
+        if name == key:
+            yield value
+        elif isinstance(value, dict):
+            yield from _numbers(value, key)
 
 
 def _unwrap(future: torch.futures.Future[Any]) -> Tensor:

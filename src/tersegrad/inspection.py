@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import wire
-from tersegrad.core import Bucket, Compressor, Payload, Spec
+from tersegrad.core import Bucket, Compressor, Payload, Spec, State
 from tersegrad.spec import parse
 
 
@@ -30,8 +30,13 @@ def roundtrip(spec: str | Spec, x: Tensor, seed: int = 0) -> tuple[Tensor, Paylo
     state = compressor.init(bucket, seed)
     payload = compressor.encode(flat, state)
     wire.seal(payload, compressor.fingerprint(), bucket)
-    decoded = torch.empty_like(flat)
+    return decode(compressor, payload, state).reshape(x.shape), payload
+
+
+def decode(compressor: Compressor, payload: Payload, state: State) -> Tensor:
+    """The vector that a payload stands for."""
+    decoded = torch.empty(payload.numel)
     acc = compressor.accumulator(decoded, state)
     compressor.accumulate(payload, acc)
     compressor.finish(acc, decoded, state)
-    return decoded.reshape(x.shape), payload
+    return decoded

@@ -26,6 +26,10 @@ PRESETS = {
     "bf16": Preset("AllReduce(BF16())", "half the bytes, summed in bfloat16; the strongest plain baseline"),
     "fp16": Preset("AllReduce(FP16())", "half the bytes, summed in float16"),
     "topk": Preset("ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"),
+    "sidco": Preset(
+        "ErrorFeedback(AllGather(SIDCo(ratio=0.01)))",
+        "about 1 % above a fitted threshold (SIDCo-E), with error feedback",
+    ),
 }
 
 

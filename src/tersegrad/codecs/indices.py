@@ -11,7 +11,7 @@ byte 0  form      bytes after it
 ======  ========  ==================================================================================
 
 ``kernels.reference.indices`` defines the bits of bitmaps and gaps. ``encode`` counts the bits of each form
-and writes the smallest. Uniform supports take 1.00 to 1.02 times their entropy n * H(k / n) up to k = n / 4;
+and writes the smallest. Uniform supports of any density take 1.01 to 1.03 times their entropy n * H(k / n);
 those of real gradients take far less, as large elements are neighbours.
 """
 

@@ -45,6 +45,7 @@ class Sparse(Compressor):
         chosen = self.select(x, state)
         if chosen is None:
             return Payload.nonfinite(x.numel(), state, x.device)
+        state["_sent"], state["_of"] = chosen.numel(), x.numel()
         picked = scratch(state, "picked", chosen.numel(), torch.float32, x.device)
         kernels.on(x).gather(x, chosen, picked)
         return self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)

@@ -4,6 +4,7 @@ from tersegrad.kernels.reference.checksum import xxh64
 from tersegrad.kernels.reference.indices import bitmap_decode, bitmap_encode, gap_decode, gap_encode, gap_plan
 from tersegrad.kernels.reference.select import (
     above,
+    abs_log_sum,
     abs_sums,
     add_abs_sum,
     all_finite,
@@ -15,6 +16,7 @@ from tersegrad.kernels.reference.select import (
 
 __all__ = [
     "above",
+    "abs_log_sum",
     "abs_sums",
     "add_abs_sum",
     "all_finite",

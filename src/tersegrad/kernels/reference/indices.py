@@ -6,8 +6,9 @@ byte is zero.
 **The gap code.** What is written is ``gap = index - previous - 1``, where the first ``previous`` is -1. On a
 uniform support gaps follow a geometric law, for which Golomb-Rice is nearly perfect: steps of 2**b, counted
 in unary. But the large elements of real gradients are neighbours, and the few gaps between their clusters are
-huge: there the steps should double. That saves a quarter to almost half of the bits (the top 1 % of ResNet-20
-gradients). One code does both, with an exponent ``b`` and a ``knee``, beyond which steps double:
+huge: there the steps should double, which saves a quarter to almost half of the bits that Golomb-Rice with an
+escape takes (top 1 % of ResNet-20 gradients). One code does both, by an exponent ``b`` and a ``knee``, beyond
+which steps double:
 
     s = min(gap >> b, knee)                  whole steps of 2**b, at most knee of them
     v = gap - s * 2**b + 2**b                what is left, with a bit on top
@@ -15,8 +16,8 @@ gradients). One code does both, with an exponent ``b`` and a ``knee``, beyond wh
     code = s + w - b zeros, a one, and the w bits of v below its highest
 
 ``knee = 0`` is the exponential Golomb code, a large knee is Golomb-Rice. A header of 6 bits before every
-``BLOCK`` gaps holds ``b`` (5 bits) and which of the two ``KNEES``. No code has more than 37 zeros and 32 bits
-behind them: one huge gap costs little, and garbage is never long to read.
+``BLOCK`` gaps holds ``b`` (5 bits) and which of the two ``KNEES``. No code has more than 37 zeros, a one and
+31 bits: a single huge gap costs little, and garbage is never long to read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -61,8 +62,8 @@ def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
     for block in range(headers.numel()):
         part = gaps[block * BLOCK : (block + 1) * BLOCK]
         exponent = max((sum(part) // len(part)).bit_length() - 1, 0)
-        straight, bits = _best_exponent(part, exponent, knee=1)
-        doubling, fewer = _best_exponent(part, straight, knee=0)
+        straight, bits = _best_exponent(part, exponent, KNEES[1])
+        doubling, fewer = _best_exponent(part, straight, KNEES[0])
         headers[block] = doubling if fewer < bits else straight | 1 << 5
         total += HEADER_BITS + min(bits, fewer)
     return total
@@ -154,7 +155,7 @@ def _best_exponent(gaps: list[int], exponent: int, knee: int) -> tuple[int, int]
     """Walk downhill from ``exponent``; return the exponent where no neighbour is better, and its bits."""
 
     def bits(exponent: int) -> int:
-        splits = (_split(gap, exponent, KNEES[knee]) for gap in gaps)
+        splits = (_split(gap, exponent, knee) for gap in gaps)
         return sum(zeros + 1 + width for zeros, width, _ in splits)
 
     best = bits(exponent)

@@ -101,6 +101,16 @@ def abs_sums(x: Tensor, threshold: float) -> tuple[int, float, float]:
     return large.numel(), large.sum().item(), large.square().sum().item()
 
 
+def abs_log_sum(x: Tensor) -> float:
+    """Sum of ``ln |x|`` over the non-zero elements, accumulated in float64; denormals count as the least normal number.
+
+    >>> abs_log_sum(torch.tensor([math.e, 0.0, -1.0]))  # doctest: +ELLIPSIS
+    0.99999...
+    """
+    large = x[x != 0].abs().double().clamp(min=2.0**-126)
+    return large.log().sum().item()
+
+
 def add_abs_sum(a: Tensor, b: Tensor, out: Tensor) -> tuple[float, float]:
     """``out = a + b`` in float32; returns ``(sum |out|, sum out^2)`` accumulated in float64.
 

@@ -1,0 +1,110 @@
+"""SIDCo-E with three stages and error feedback on one core, against the same algorithm in plain torch operations.
+
+    python benchmarks/sidco.py [--json FILE]
+
+The yardsticks of one run: residual.add_(g) plus one copy of the vector; the index codec's share of the encoding; and
+decoding the payload into the vector again. All take turns in every round.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tersegrad import SIDCo
+from tersegrad import state as states
+from tersegrad.codecs import indices as index_codec
+from tersegrad.core import Bucket
+from tersegrad.timing import environment, interleave, write_rows
+
+
+class Plain:
+    """The formulas as one would write them with torch alone."""
+
+    def __init__(self, g: Tensor, ratio: float):
+        self.g, self.ratio, self.residual = g, ratio, torch.zeros_like(g)
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        x = self.g + self.residual
+        magnitude = x.abs()
+        threshold = magnitude.mean() * math.log(4)
+        share = math.sqrt(self.ratio / 0.25)
+        for _ in range(2):
+            tail = magnitude[magnitude > threshold]
+            threshold = threshold + (tail.mean() - threshold) * -math.log(share)
+        indices = (magnitude > threshold).nonzero().squeeze(1)
+        values = x[indices]
+        x[indices] = 0.0  # would be the next residual; the same vector is compressed again, so it is dropped
+        return indices, values
+
+
+class Ours:
+    """What ErrorFeedback(AllGather(SIDCo)) does before it sends."""
+
+    def __init__(self, g: Tensor, ratio: float):
+        self.g, self.residual, self.total = g, torch.zeros_like(g), torch.empty_like(g)
+        self.compressor = SIDCo(ratio, stages=3)
+        self.state = self.compressor.init(Bucket.flat(g.numel()), 0)
+        for _ in range(20):
+            self.step()
+            states.settle(self.state, keep=True)
+        self.chosen = self.compressor.select(g, self.state)
+        self.room = torch.empty(index_codec.max_nbytes(self.chosen.numel(), g.numel()), dtype=torch.uint8)
+        self.back = torch.empty_like(self.chosen)
+        self.acc = torch.zeros_like(g)
+
+    def step(self) -> None:
+        torch.add(self.residual, self.g, out=self.total)
+        self.payload = self.compressor.encode(self.total, self.state)
+        self.compressor.remove(self.payload, self.total, self.state)
+
+    def code_indices(self) -> None:
+        n = self.g.numel()
+        used = index_codec.encode(self.chosen, n, self.room)
+        index_codec.decode(self.room[:used], self.chosen.numel(), n, self.back)
+
+    def accumulate(self) -> None:
+        self.compressor.accumulate(self.payload, self.acc, 0.25)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--numel", type=int, default=25_000_000)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    g = torch.distributions.Laplace(0.0, 1.0).sample((args.numel,))
+    residual, copy = torch.zeros_like(g), torch.empty_like(g)
+    rows = []
+    for ratio in (0.01, 0.001):
+        ours, plain = Ours(g, ratio), Plain(g, ratio)
+        work = {
+            "add_ + copy": lambda: (residual.add_(g), copy.copy_(g)),
+            "sidco": ours.step,
+            "plain torch": plain.step,
+            "indices": ours.code_indices,
+            "accumulate": ours.accumulate,
+        }
+        times = interleave(work, args.rounds)
+        encode = times["sidco"].median
+        print(f"\nratio {ratio}: {args.numel} floats, one thread; ms, median [20 %, 80 %]")
+        notes = {
+            "sidco": f"{encode / times['add_ + copy'].median:.2f}x add_ + copy",
+            "plain torch": f"{times['plain torch'].median / encode:.1f}x sidco",
+            "indices": f"{times['indices'].median / encode:.1%} of sidco ({ours.chosen.numel()} coded and decoded)",
+            "accumulate": f"{times['accumulate'].median / encode:.1%} of sidco",
+        }
+        for name, ms in times.items():
+            print(f"  {name:<12} {ms!s:>26}   {notes.get(name, '')}")
+            rows += [
+                {"what": name, "ratio": ratio, "round": i, "ms": t, **environment()} for i, t in enumerate(ms.rounds)
+            ]
+    if args.json:
+        write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

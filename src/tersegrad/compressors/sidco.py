@@ -1,0 +1,176 @@
+"""SIDCo: the elements above a threshold that comes out of a fitted law, at the price of a few passes over memory.
+
+Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training systems",
+MLSys 2021.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.codecs import tails
+from tersegrad.compressors.identity import Identity
+from tersegrad.compressors.sparse import Sparse
+from tersegrad.core import Bucket, Compressor, State, later, scratch
+
+ADAPT_EVERY = 5  # steps between two looks at the number of stages
+TOLERANCE = 0.2  # of the target; within it, the number of stages stays
+CAP = 2.0  # times the target: no step sends more
+FEEDBACK = 0.5  # of a step's error (in logarithms) is made good in the next goal
+GOAL_RANGE = 20.0  # the goal stays within this factor of the target
+
+
+@dataclass(frozen=True, repr=False)
+class SIDCo(Sparse):
+    """Sends what exceeds a threshold from a fitted law (exponential, gamma or Pareto) of the magnitudes.
+
+    Stage 1 fits all n magnitudes and keeps ``first_ratio`` of them. Every later stage m of M fits the excess of the c
+    elements above the threshold before it, and keeps an equal share of what is left to do:
+
+        eta_1 = F^-1(1 - first_ratio),  eta_m = eta_(m-1) + F_m^-1(1 - share_m),  share_m = (ratio n / c)^(1/(M-m+1))
+
+    If every fit is right, all later shares are the same, and first_ratio times their product is ``ratio``.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "SIDCo(0.1)",
+        "SIDCo(0.01, law='gamma', stages=2)",
+        "SIDCo(0.01, law='pareto', stages=3, values=BF16())",
+    )
+
+    ratio: float  # fraction of elements sent on average: lower => fewer bytes, more left for later
+    law: str = (
+        "exponential"  # of the first stage: "exponential", "gamma" or "pareto"; later ones Pareto, if not exponential
+    )
+    stages: int | str = "adaptive"  # more stages => a closer look at the tail, one more pass each; or "adaptive"
+    first_ratio: float = 0.25  # fraction kept by the first of several stages
+    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ratio", "first_ratio"):
+            value = getattr(self, name)
+            if not 0 < value < 1:
+                raise ValueError(f"SIDCo({name}={value!r}): a fraction is between 0 and 1. 1 % is SIDCo(ratio=0.01).")
+        if self.law not in _LAWS:
+            raise ValueError(f"SIDCo(law={self.law!r}): the laws are {', '.join(map(repr, _LAWS))}.")
+        if self.stages != "adaptive" and not (isinstance(self.stages, int) and self.stages >= 1):
+            raise ValueError(f'SIDCo(stages={self.stages!r}): give a number from 1 on, or "adaptive".')
+
+    def init(self, bucket: Bucket, seed: int) -> State:
+        """One stage, no correction, no history."""
+        first = 1 if self.stages == "adaptive" else self.stages
+        return {**super().init(bucket, seed), "stages": first, "goal": 1.0, "calls": 0, "achieved": 0.0, "empty": 0}
+
+    def select(self, x: Tensor, state: State) -> Tensor | None:
+        """Fit, cut, and learn from how many came through."""
+        target = self.ratio * x.numel()
+        if not target:
+            return scratch(state, "chosen", 0, torch.int32, x.device)
+        sample = _Sample(x)
+        if not sample.finite:
+            return None
+        threshold = self.threshold(sample, target * state["goal"], state["stages"])
+        room = scratch(state, "chosen", math.ceil(CAP * target), torch.int32, x.device)
+        count = kernels.on(x).above(x, threshold, room)
+        self._learn(sample, count, target, state)
+        return room[:count] if count <= room.numel() else self._largest(x, room, state)
+
+    def threshold(self, sample: "_Sample", goal: float, stages: int) -> float:
+        """The magnitude that about ``goal`` elements of the sample exceed."""
+        tail = sample.tail(0.0)
+        if tail.count <= goal:
+            return 0.0
+        ratio = goal / tail.count  # zeros are never sent: the law is that of the others
+        if ratio >= self.first_ratio or stages == 1:
+            return self._first(sample, tail, ratio)
+        threshold = self._first(sample, tail, self.first_ratio)
+        for left in range(stages - 1, 0, -1):
+            tail = sample.tail(threshold)
+            if tail.count < 2:
+                break  # nothing left to fit
+            share = min((goal / tail.count) ** (1 / left), 2.0)
+            threshold = max(0.0, threshold + self._later(tail, share))
+        return threshold
+
+    def _first(self, sample: "_Sample", tail: "_Tail", ratio: float) -> float:
+        if self.law == "exponential":
+            return tails.exponential(tail.mean, ratio)
+        if self.law == "pareto":
+            return tails.pareto(tail.mean, tail.variance, ratio)
+        return tails.gamma(tail.mean, sample.log_sum() / tail.count, ratio)
+
+    def _later(self, tail: "_Tail", ratio: float) -> float:
+        if self.law == "exponential":
+            return tails.exponential(tail.mean, ratio)
+        return tails.pareto(tail.mean, tail.variance, ratio)
+
+    def _largest(self, x: Tensor, room: Tensor, state: State) -> Tensor:
+        """The fit was bad and too many came through: as many as fit are sent, and they are the largest."""
+        kernel, k = kernels.on(x), room.numel()
+        candidates = scratch(state, "candidates", kernel.top_k_capacity(x.numel(), k), torch.int32, x.device)
+        kernel.top_k(x, k, room, candidates)
+        return room
+
+    # ---- the controller -----------------------------------------------------------------------------
+
+    def _learn(self, sample: "_Sample", count: int, target: float, state: State) -> None:
+        """Corrects the goal at every step; every few steps, if still off, tries one stage more and one less."""
+        error = math.log(target / max(count, 0.1 * target))
+        goal = min(max(state["goal"] * math.exp(FEEDBACK * error), 1 / GOAL_RANGE), GOAL_RANGE)
+        calls, achieved = state["calls"] + 1, state["achieved"] + count / target
+        stages = state["stages"]
+        if calls == ADAPT_EVERY:
+            if self.stages == "adaptive" and abs(achieved / calls - 1) > TOLERANCE:
+                stages = self._best_stages(sample, target, stages)
+                goal = goal if stages == state["stages"] else 1.0
+            calls, achieved = 0, 0.0
+        later(state, goal=goal, stages=stages, calls=calls, achieved=achieved, empty=state["empty"] + (count == 0))
+
+    def _best_stages(self, sample: "_Sample", target: float, stages: int) -> int:
+        """Of this number of stages, one less and one more: the one that comes closest to the target on this vector."""
+        most = math.ceil(math.log(self.ratio) / math.log(0.5))
+
+        def miss(candidate: int) -> float:
+            count = sample.tail(self.threshold(sample, target, candidate)).count
+            return abs(math.log(max(count, 0.1) / target))
+
+        return min((c for c in (stages + 1, stages, stages - 1) if 1 <= c <= most), key=miss)
+
+
+_LAWS = ("exponential", "gamma", "pareto")
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """Moments of the excess over a threshold."""
+
+    count: int
+    mean: float
+    variance: float
+
+
+class _Sample:
+    """The magnitudes of a vector, seen through sums: one pass over memory for each threshold that is asked for."""
+
+    def __init__(self, x: Tensor):
+        self._x = x
+        self._tails: dict[float, _Tail] = {}
+        self.finite = math.isfinite(self.tail(0.0).mean)
+
+    def tail(self, threshold: float) -> _Tail:
+        """Count, mean and unbiased variance of |x| - threshold over the elements with |x| > threshold."""
+        if threshold not in self._tails:
+            count, total, squares = kernels.on(self._x).abs_sums(self._x, threshold)
+            mean = total / count if count else 0.0
+            variance = max(0.0, (squares - total * mean) / (count - 1)) if count > 1 else 0.0
+            self._tails[threshold] = _Tail(count, mean - threshold if count else 0.0, variance)
+        return self._tails[threshold]
+
+    def log_sum(self) -> float:
+        """Sum of ln |x| over the non-zero elements."""
+        return float(kernels.on(self._x).abs_log_sum(self._x))
