@@ -30,7 +30,11 @@ class Sparse(Compressor):
 
     @abstractmethod
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """The positions to send, int32, ascending, in the state's scratch; None if ``x`` is not finite."""
+        """The positions to send, int32, ascending, in the state's scratch; None if ``x`` is seen not to be finite.
+
+        A NaN or an infinity counts as larger than every number: if there is one and it was not seen, it is among
+        those chosen.
+        """
 
     def init(self, bucket: Bucket, seed: int) -> State:
         """The value codec's state."""
@@ -48,6 +52,8 @@ class Sparse(Compressor):
         state["_sent"], state["_of"] = chosen.numel(), x.numel()
         picked = scratch(state, "picked", chosen.numel(), torch.float32, x.device)
         kernels.on(x).gather(x, chosen, picked)
+        if not kernels.on(x).all_finite(picked):
+            return Payload.nonfinite(x.numel(), state, x.device)
         return self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
 
     def _pack(self, chosen: Tensor, values: Payload, numel: int, state: State) -> Payload:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tersegrad.kernels.reference.select import (
-    check_add,
     check_indices,
     check_pairs,
     check_threshold,
@@ -31,7 +30,6 @@ __all__ = [
     "above",
     "abs_log_sum",
     "abs_sums",
-    "add_abs_sum",
     "all_finite",
     "gather",
     "scatter_add",
@@ -98,19 +96,6 @@ def abs_sums(x: Tensor, threshold: float) -> tuple[int, float, float]:
 def abs_log_sum(x: Tensor) -> float:
     """Sum of ``ln |x|`` over the non-zero elements; each logarithm is exact to 1e-5."""
     return float(_abs_log_sum(_bits(x)))
-
-
-def add_abs_sum(a: Tensor, b: Tensor, out: Tensor) -> tuple[float, float]:
-    """``out = a + b``; returns ``(sum |out|, sum out^2)`` in float64."""
-    check_add(a, b, out)
-    if out.data_ptr() == b.data_ptr():
-        a, b = b, a
-    # Compiled code guards against overlapping arrays by a scalar loop; one array needs no guard.
-    if out.data_ptr() == a.data_ptr():
-        total, squares = _add_in_place(_array(out), _array(b))
-    else:
-        total, squares = _add(_array(a), _array(b), _array(out))
-    return float(total), float(squares)
 
 
 # --- from tensors to arrays
@@ -350,7 +335,7 @@ def _scatter_add(acc: Floats, indices: Ints, values: Floats, scale: np.float32) 
     return True
 
 
-# --- sums; reordering them is what lets them be vectors, and neither flag touches NaN, infinity or ``a + b``
+# --- sums; reordering them is what lets them be vectors, and neither flag touches NaN or infinity
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
@@ -389,25 +374,3 @@ def _abs_log_sum(bits: Ints) -> float:
         logarithm = (whole - np.float32(127)) * np.float32(0.6931472) + np.float32(2) * t * series
         total += np.float64(logarithm if magnitude != 0 else np.float32(0))
     return total
-
-
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def _add(a: Floats, b: Floats, out: Floats) -> tuple[float, float]:
-    total, squares = 0.0, 0.0
-    for i in range(out.size):
-        out[i] = a[i] + b[i]
-        value = np.float64(abs(out[i]))
-        total += value
-        squares += value * value
-    return total, squares
-
-
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def _add_in_place(out: Floats, b: Floats) -> tuple[float, float]:
-    total, squares = 0.0, 0.0
-    for i in range(out.size):
-        out[i] += b[i]
-        value = np.float64(abs(out[i]))
-        total += value
-        squares += value * value
-    return total, squares

@@ -111,20 +111,6 @@ def abs_log_sum(x: Tensor) -> float:
     return large.log().sum().item()
 
 
-def add_abs_sum(a: Tensor, b: Tensor, out: Tensor) -> tuple[float, float]:
-    """``out = a + b`` in float32; returns ``(sum |out|, sum out^2)`` accumulated in float64.
-
-    ``out`` may be the same memory as ``a`` or ``b``, or overlap with neither.
-
-    >>> a = torch.tensor([1.0, -4.0])
-    >>> add_abs_sum(a, torch.tensor([1.0, 1.0]), out=a), a.tolist()
-    ((5.0, 13.0), [2.0, -3.0])
-    """
-    check_add(a, b, out)
-    _, total, squares = abs_sums(torch.add(a, b, out=out), -1.0)
-    return total, squares
-
-
 def check_k(n: int, k: int) -> None:
     """Raise ValueError unless k elements can be chosen from n."""
     if not 0 <= k <= n:
@@ -150,12 +136,6 @@ def check_pairs(indices: Tensor, values: Tensor) -> None:
     """Raise ValueError unless there is one value for each index."""
     if indices.numel() != values.numel():
         raise ValueError(f"{indices.numel()} indices but {values.numel()} values: there must be one for each")
-
-
-def check_add(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Raise ValueError unless all three have the same length."""
-    if not a.numel() == b.numel() == out.numel():
-        raise ValueError(f"lengths must be equal, got {a.numel()} + {b.numel()} into {out.numel()} elements")
 
 
 def check_indices(indices: Tensor, n: int) -> None:
