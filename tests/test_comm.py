@@ -43,14 +43,16 @@ def test_an_error_in_one_worker_releases_the_others():
         local.run(3, work)
 
 
-def metered(reducer, size, numel):
+def metered(reducer, size, numel, steps=1):
     def work(comm):
         meter = Metered(comm)
         bucket = Bucket.flat(numel)
         x = torch.linspace(-1, 1, numel) * (comm.rank + 1)
-        meter.begin(bucket.id)
-        reducer.reduce(bucket, x, torch.empty_like(x), reducer.init(bucket, comm), meter)
-        meter.end()
+        state = reducer.init(bucket, comm)
+        for _ in range(steps):
+            meter.begin(bucket.id)
+            reducer.reduce(bucket, x.clone(), torch.empty_like(x), state, meter)
+            meter.end()
         return meter
 
     return local.run(size, work)
@@ -70,12 +72,15 @@ def test_metered_counts_headers_and_bodies_of_all_gather(size):
     spec = AllGather(TopK(0.1))
     x = torch.linspace(-1, 1, 1000)
     body = spec.compressor.encode(x, spec.compressor.init(Bucket.flat(1000), 0)).body.numel()
-    for meter in metered(spec, size, 1000):
-        assert meter.total.payload == HEADER_NBYTES + body
-        assert meter.total.sent == (size - 1) * (HEADER_NBYTES + -(-body // 8) * 8)
-        assert meter.by_bucket[Bucket.flat(1000).id].sent == meter.total.sent
+    body_in_words, frame_in_words = -(-body // 8) * 8, -(-(HEADER_NBYTES + body) // 8) * 8
+    for meter in metered(spec, size, 1000):  # first step: headers, then bodies
+        assert meter.total.sent == (size - 1) * (HEADER_NBYTES + body_in_words)
         assert meter.by_collective["all_gather"].calls == 2
         assert min(meter.timing.encode, meter.timing.wait, meter.timing.decode) > 0
+    for meter in metered(spec, size, 1000, steps=5):  # then whole frames
+        assert meter.total.sent == (size - 1) * (HEADER_NBYTES + body_in_words + 4 * frame_in_words)
+        assert meter.by_bucket[Bucket.flat(1000).id].sent == meter.total.sent
+        assert meter.by_collective["all_gather"].calls == 6
 
 
 def test_all_gather_counts_padding_to_the_longest():

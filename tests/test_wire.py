@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersegrad import TopK, local, wire
+from tersegrad import Metered, TopK, local, wire
 from tersegrad.core import HEADER_NBYTES, Bucket, Payload
 from tersegrad.wire import FrameError
 
@@ -124,13 +124,37 @@ def test_one_stray_worker_is_named_on_every_rank(what):
         spec = TopK(0.2) if stray and what == "spec" else SPEC
         payload = spec.encode(X[: b.numel], spec.init(b, 0))
         with pytest.raises(FrameError) as caught:
-            wire.gather(payload, spec.fingerprint(), b, comm)
+            wire.gather(payload, spec.fingerprint(), b, comm, {})
         return str(caught.value)
 
     messages = local.run(4, work)
     for rank in (0, 1, 3):
         assert "rank 2 sent a frame for" in messages[rank]
     assert "rank 0 sent a frame for" in messages[2]
+
+
+def test_frames_travel_in_one_round_once_lengths_are_known():
+    """Lengths 100, 100, 300 (does not fit), then 100 again: the room grows at once and shrinks slowly."""
+    lengths = [100, 100, 300] + [100] * 40
+
+    def work(comm: local.LocalComm) -> list[tuple[int, int]]:
+        meter, state, seen = Metered(comm), {}, []
+        for step, length in enumerate(lengths):
+            mine = length - comm.rank
+            payload = Payload.empty(mine, 100, {}, torch.device("cpu"))
+            payload.body.copy_(torch.arange(mine) % 251 + comm.rank)
+            before = meter.total.calls
+            for rank, theirs in enumerate(wire.gather(payload, 7, bucket(step), meter, state)):
+                assert torch.equal(theirs.body, (torch.arange(length - rank) % 251 + rank).to(torch.uint8))
+            seen.append((meter.total.calls - before, state["_room"]))
+        return seen
+
+    for seen in local.run(3, work):
+        assert [calls for calls, _ in seen[:4]] == [2, 1, 2, 1]
+        assert all(calls == 1 for calls, _ in seen[4:])
+        assert seen[0][1] == seen[1][1] == 160  # 156 bytes, in whole words
+        assert seen[2][1] == 376  # 356 and some slack
+        assert seen[-1][1] < 230
 
 
 def test_header_room_is_what_the_layout_needs():

@@ -12,8 +12,7 @@
         48     8  XXH64 of the body, seeded with the XXH64 of the 48 bytes above
         56        body
 
-All numbers are little-endian. Headers travel first and are checked by all workers, so that every worker refuses a wrong
-frame, before a byte of a body is received.
+All numbers are little-endian. Every worker checks the headers of all, so that all of them refuse a wrong frame.
 """
 
 import struct
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Payload
+from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Payload, State, scratch
 
 MAGIC = b"TGRD"
 VERSION = 1
@@ -75,24 +74,54 @@ def open_frame(frame: Tensor, spec: int, bucket: Bucket, rank: int = 0) -> Paylo
     return Payload(frame[HEADER_NBYTES:], header.numel, not header.flags & NONFINITE, frame)
 
 
-def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm) -> list[Payload]:
-    """Every worker's payload in rank order, all checked; two collectives: headers, then bodies."""
+def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State) -> list[Payload]:
+    """Every worker's payload in rank order, all checked.
+
+    On a slow link a round costs more than a few bytes. So the first round carries ``room`` bytes of every frame,
+    which all workers learn from the lengths of the step before, and in most steps that is all of it. What does not
+    fit follows in a second round. Nothing is known in the first step: then the first round carries headers only.
+    """
     frame = seal(payload, spec, bucket)
-    heads = [h.clone() for h in comm.all_gather(frame[:HEADER_NBYTES], [HEADER_NBYTES] * comm.size)]
-    headers = [read_header(head, rank) for rank, head in enumerate(heads)]
+    room: int = state.get("_room", HEADER_NBYTES)
+    begun = comm.all_gather(_exactly(frame, room, state), [room] * comm.size)
+    headers = [read_header(block, rank) for rank, block in enumerate(begun)]
     for rank, header in enumerate(headers):
         check_header(header, spec, bucket, rank)
-    bodies = comm.all_gather(payload.body, [header.length for header in headers])
+    lengths = [HEADER_NBYTES + header.length for header in headers]
+    state["_room"] = _next_room(room, max(lengths))
+    if max(lengths) > room:
+        begun = [block.clone() for block in begun]  # the second round reuses the Comm's buffers
+        rest = comm.all_gather(frame[room:], [max(0, length - room) for length in lengths])
+        begun = [torch.cat([block, more]) for block, more in zip(begun, rest, strict=True)]
     payloads = []
-    for rank, (head, header, body) in enumerate(zip(heads, headers, bodies, strict=True)):
-        check_body(head, body, header, rank)
+    for rank, (header, block, length) in enumerate(zip(headers, begun, lengths, strict=True)):
+        body = block[HEADER_NBYTES:length]
+        check_body(block[:HEADER_NBYTES], body, header, rank)
         payloads.append(Payload(body, header.numel, not header.flags & NONFINITE))
     return payloads
 
 
+def _next_room(room: int, longest: int) -> int:
+    """Up at once, with some slack, when a frame did not fit; down by an eighth of what was too much."""
+    needed = -(-longest // 8) * 8
+    if needed > room:
+        return needed if room == HEADER_NBYTES else needed + needed // 128 * 8
+    return room - (room - needed) // 64 * 8
+
+
+def _exactly(frame: Tensor, nbytes: int, state: State) -> Tensor:
+    """The first ``nbytes`` of a frame, filled up with zeros if it is shorter."""
+    if frame.numel() >= nbytes:
+        return frame[:nbytes]
+    padded = scratch(state, "frame", nbytes, torch.uint8, frame.device)
+    padded[frame.numel() :].zero_()
+    padded[: frame.numel()].copy_(frame)
+    return padded
+
+
 def read_header(head: Tensor, rank: int) -> Header:
     """The fields of a header, if it is one of ours and of our version."""
-    raw = bytes(head.tolist())
+    raw = bytes(head[:HEADER_NBYTES].tolist())
     magic, version, flags, spec, step, bucket, numel, length = _FIELDS.unpack_from(raw)
     if magic != MAGIC:
         raise FrameError(

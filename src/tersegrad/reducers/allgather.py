@@ -33,7 +33,7 @@ class AllGather(Reducer):
         """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits."""
         compressor = self.compressor
         payload = compressor.encode(x, state)
-        payloads = wire.gather(payload, self.fingerprint(), bucket, comm)
+        payloads = wire.gather(payload, self.fingerprint(), bucket, comm, state)
         if out is not x:
             compressor.remove(payload, x, state)
         acc = compressor.accumulator(out, state)
