@@ -19,7 +19,7 @@ from tersegrad.core import Bucket, Compressor, State, later, scratch
 
 ADAPT_EVERY = 5  # steps between two looks at the number of stages
 TOLERANCE = 0.2  # of the target; within it, the number of stages stays
-CAP = 2.0  # times the target: no step sends more
+CAP = 1.0 + TOLERANCE  # times the target: no step sends more
 FEEDBACK = 0.5  # of a step's error (in logarithms) is made good in the next goal
 SAMPLE = 1 << 20  # elements that are enough to fit a law to
 STRETCH = 1024  # elements of one stretch of a sample
@@ -77,10 +77,18 @@ class SIDCo(Sparse):
         if not sample.finite:
             return None
         threshold = self.threshold(sample, target * state["goal"], state["stages"])
-        room = scratch(state, "chosen", math.ceil(CAP * target), torch.int32, x.device)
+        room = scratch(state, "chosen", math.ceil(2 * CAP * target), torch.int32, x.device)
         count = kernels.on(x).above(x, threshold, room)
         self._learn(sample, count, target, state)
-        return room[:count] if count <= room.numel() else self._largest(x, room, state)
+        cap = math.ceil(CAP * target)
+        if count <= cap:
+            return room[:count]
+        if count > room.numel():
+            return _largest(x, cap, state)
+        passed = scratch(state, "passed", count, torch.float32, x.device)
+        kernels.on(x).gather(x, room[:count], passed)
+        best = _largest(passed, cap, state)
+        return None if best is None else room[:count].index_select(0, best)
 
     def threshold(self, sample: "_Sample", goal: float, stages: int) -> float:
         """The magnitude that about ``goal`` elements of the sample exceed."""
@@ -111,12 +119,6 @@ class SIDCo(Sparse):
             return tails.exponential(tail.mean, ratio)
         return tails.pareto(tail.mean, tail.variance, ratio)
 
-    def _largest(self, x: Tensor, room: Tensor, state: State) -> Tensor | None:
-        """The fit was bad and too many came through: as many as fit are sent, and they are the largest."""
-        kernel, k = kernels.on(x), room.numel()
-        candidates = scratch(state, "candidates", kernel.top_k_capacity(x.numel(), k), torch.int32, x.device)
-        return room if kernel.top_k(x, k, room, candidates) >= 0 else None
-
     # ---- the controller -----------------------------------------------------------------------------
 
     def _learn(self, sample: "_Sample", count: int, target: float, state: State) -> None:
@@ -141,6 +143,14 @@ class SIDCo(Sparse):
             return abs(math.log(max(count, 0.1) / target))
 
         return min((c for c in (stages + 1, stages, stages - 1) if 1 <= c <= most), key=miss)
+
+
+def _largest(x: Tensor, k: int, state: State) -> Tensor | None:
+    """Too many came through: the k largest of them, exactly."""
+    kernel = kernels.on(x)
+    largest = scratch(state, "largest", k, torch.int32, x.device)
+    candidates = scratch(state, "candidates", kernel.top_k_capacity(x.numel(), k), torch.int32, x.device)
+    return largest if kernel.top_k(x, k, largest, candidates) >= 0 else None
 
 
 _LAWS = ("exponential", "gamma", "pareto")

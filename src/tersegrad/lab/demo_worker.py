@@ -14,7 +14,7 @@ import tersegrad
 from tersegrad.lab.digits import Digits, accuracy, network
 
 BATCH = 32
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.2  # at the start; falls linearly to zero
 
 
 def main() -> None:
@@ -40,6 +40,8 @@ def train(spec: str, digits: Digits, link: tersegrad.Throttled, epochs: int) -> 
     model = DistributedDataParallel(network())
     handle = tersegrad.attach(model, spec, network=link)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    total = epochs * len(digits.epoch(0, rank, size, BATCH))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
     seconds, steps = 0.0, 0
     for epoch in range(epochs):
         for x, y in digits.epoch(epoch, rank, size, BATCH):
@@ -47,6 +49,7 @@ def train(spec: str, digits: Digits, link: tersegrad.Throttled, epochs: int) -> 
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
+            schedule.step()
             seconds += time.perf_counter() - started
             steps += 1
         if rank == 0:
