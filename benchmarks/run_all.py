@@ -1,0 +1,30 @@
+"""Runs every benchmark of this folder and keeps its measurements in ``benchmarks/results``: one JSON line each.
+
+python benchmarks/run_all.py
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+COMMANDS = {
+    "dense_overhead": [*TORCHRUN, str(HERE / "dense_overhead.py")],
+    "topk": [sys.executable, str(HERE / "topk.py")],
+    "sidco": [sys.executable, str(HERE / "sidco.py")],
+    "index_codec": [sys.executable, str(HERE / "index_codec.py")],
+    "thresholds": [sys.executable, str(HERE / "thresholds.py")],
+}
+
+
+def main() -> None:
+    RESULTS.mkdir(exist_ok=True)
+    for name, command in COMMANDS.items():
+        print(f"\n=== {name}", flush=True)
+        subprocess.run([*command, "--json", str(RESULTS / f"{name}.jsonl")], check=True)
+
+
+if __name__ == "__main__":
+    main()
