@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint types bench clean
+.PHONY: demo test slow check lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,9 @@ demo: $(READY)  ## train a small real model over an emulated 100 Mbit/s link, pl
 
 test: $(READY)  ## tests and doctests
 	$(BIN)/python -m pytest
+
+slow: $(READY)  ## the slow tier: minutes of real training over real slow links
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

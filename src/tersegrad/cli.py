@@ -1,10 +1,11 @@
-"""The command line: ``tersegrad list | inspect | bench | demo``."""
+"""The command line: ``tersegrad list | inspect | bench | train | report | map | demo``."""
 
 import argparse
 import inspect
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args)
-    except (ValueError, TypeError, OSError) as error:
+    except ModuleNotFoundError as error:
+        print(f"tersegrad {args.command} needs {error.name}: pip install 'tersegrad[lab]'", file=sys.stderr)
+        return 2
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"tersegrad {args.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"\ntersegrad {args.command}: stopped. The same command goes on from here.", file=sys.stderr)
+        return 130
     return code
 
 
@@ -61,6 +68,28 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", type=Path, metavar="FILE", help="write one row per measurement to this file")
     bench.set_defaults(run=_bench)
 
+    train = commands.add_parser("train", help="real training over a slow link, one run per spec, kept in a folder")
+    train.add_argument(
+        "spec", metavar="SPEC", nargs="+", help='specs, "none" (plain DDP), or torch:fp16, torch:bf16, ...'
+    )
+    _add_run_options(train)
+    train.add_argument("--bandwidth", help="of every worker's link, e.g. 100Mbit (default: not limited)")
+    train.add_argument("--epochs", type=_count, help="passes over the data (default: the workload's own)")
+    train.add_argument("--seconds", type=float, help="stop after this much training time")
+    train.add_argument("--seeds", type=_seeds, default=(0,), help="comma-separated, one run each (default: 0)")
+    train.add_argument("--no-eval", action="store_true", help="do not measure accuracy; for timing")
+    train.set_defaults(run=_train)
+
+    report = commands.add_parser("report", help="a page with plots and tables out of a folder of runs")
+    report.add_argument("folder", type=Path, metavar="DIR", help="what --out of train or map was")
+    report.set_defaults(run=_report)
+
+    chart = commands.add_parser("map", help="step time over bandwidth and spec: where compression wins, where it loses")
+    chart.add_argument("spec", metavar="SPEC", nargs="+", help="specs to compare, at least one dense among them")
+    _add_run_options(chart)
+    chart.add_argument("--bandwidths", default="10Mbit,100Mbit,1Gbit,10Gbit", help="comma-separated rates")
+    chart.set_defaults(run=_map)
+
     demo = commands.add_parser("demo", help="train a small real model over an emulated slow link, plain and compressed")
     demo.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: the presets)")
     demo.add_argument("--workers", type=_count, default=4, help="worker processes (default: 4)")
@@ -70,6 +99,25 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, default=Path("demo-results"), help="folder for the picture and the numbers")
     demo.set_defaults(run=_demo)
     return parser
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--workload", required=True, help="what to train: digits, fashion, cifar-resnet20, ...")
+    command.add_argument("--workers", type=_count, default=4, help="worker processes (default: 4)")
+    command.add_argument("--latency", help="one way, e.g. 1ms; emulated where the kernel cannot delay packets")
+    command.add_argument(
+        "--network",
+        choices=("auto", "netns", "throttled", "none"),
+        default="auto",
+        help="real namespaces, an emulated link, or loopback as it is (default: namespaces where they can be made)",
+    )
+    command.add_argument("--steps", type=_count, help="stop after so many steps")
+    command.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets")
+    command.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the results")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _add_vector_options(command: argparse.ArgumentParser, numel: str) -> None:
@@ -223,14 +271,48 @@ def _bench(args: argparse.Namespace) -> int:
     return 0
 
 
+# ---- the laboratory -----------------------------------------------------------------------------
+
+
+def _plan(args: argparse.Namespace, **more: object) -> Any:
+    from tersegrad.lab.train import Plan, command_line
+
+    common = {key: getattr(args, key) for key in ("workload", "workers", "network", "latency", "steps", "data", "out")}
+    return Plan(specs=tuple(args.spec), command=command_line(), **{**common, **more})
+
+
+def _train(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tersegrad.lab import train
+
+    more = {"bandwidth": args.bandwidth, "epochs": args.epochs, "seconds": args.seconds, "seeds": args.seeds}
+    return train.train(_plan(args, **more, evaluate=not args.no_eval), Console())
+
+
+def _report(args: argparse.Namespace) -> int:
+    from tersegrad.lab import report
+
+    print(report.write_report(args.folder))
+    return 0
+
+
+def _map(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tersegrad.lab import map as maps
+
+    steps = args.steps or 24
+    more = {"bandwidth": None, "epochs": None, "seconds": None, "seeds": (0,), "steps": steps, "evaluate": False}
+    return maps.draw(_plan(args, **more), args.bandwidths.split(","), Console())
+
+
 # ---- demo ----------------------------------------------------------------------------------------
 
 
 def _demo(args: argparse.Namespace) -> int:
-    try:
-        from tersegrad.lab import demo
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the demo needs {error.name}. Install it with: pip install 'tersegrad[lab]'") from None
+    from tersegrad.lab import demo
+
     return demo.run(args.spec, args.workers, args.bandwidth, args.latency, args.epochs, args.out)
 
 

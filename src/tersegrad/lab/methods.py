@@ -1,0 +1,99 @@
+"""Methods as the lab names them: one of our specs, ``none`` (plain DDP), or a hook of torch's own (``torch:...``)."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket  # as torch.distributed, which does not export it to type checkers
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tersegrad.core import Reducer
+from tersegrad.ddp import Handle, attach
+from tersegrad.reducers import Dense
+from tersegrad.spec import parse_reducer
+from tersegrad.taps import Throttled
+
+_TORCH = re.compile(r"torch:(?P<hook>\w+)(?:\((?P<arguments>[^()]*)\))?")
+_PARAMETERS: dict[str, dict[str, int]] = {"fp16": {}, "bf16": {}, "powersgd": {"rank": 1, "start": 10}}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that a run is made with."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        self.reducer()
+        self.torch_hook()
+
+    @property
+    def peer(self) -> bool:
+        """Whether DDP or torch does the work, and we only watch."""
+        return self.text == "none" or self.text.startswith("torch:")
+
+    def reducer(self) -> Reducer | None:
+        """Our reducer, if it is one of ours."""
+        return None if self.peer else parse_reducer(self.text)
+
+    @property
+    def expression(self) -> str:
+        """What the method is, in full."""
+        return self.text if self.peer else repr(self.reducer())
+
+    def torch_hook(self) -> tuple[str, dict[str, int]] | None:
+        """Name and parameters of a hook of torch's own."""
+        if not self.text.startswith("torch:"):
+            return None
+        match = _TORCH.fullmatch(self.text)
+        known = "torch:fp16, torch:bf16 and torch:powersgd(rank=2, start=10)"
+        if match is None or match["hook"] not in _PARAMETERS:
+            raise ValueError(f"{self.text!r} is none of torch's hooks that the lab knows: {known}.")
+        given: dict[str, int] = {}
+        for part in filter(None, (match["arguments"] or "").replace(" ", "").split(",")):
+            name, _, value = part.partition("=")
+            if name not in _PARAMETERS[match["hook"]] or not value.isdigit():
+                raise ValueError(f"{part!r} in {self.text!r}: the lab knows {known}.")
+            given[name] = int(value)
+        return match["hook"], _PARAMETERS[match["hook"]] | given
+
+    def ddp_options(self) -> dict[str, Any]:
+        """torch's PowerSGD hangs on gloo with more than one bucket, so it gets a single one."""
+        return {"bucket_cap_mb": 4096} if self.text.startswith("torch:powersgd") else {}
+
+    def install(self, model: DistributedDataParallel, link: Throttled | None, timeout: float) -> Handle | None:
+        """Puts the method on a model. A throttled link holds back our own communication only, so plain DDP becomes
+        ``Dense()`` there, which sends the same bytes in the same pattern.
+        """
+        hook = self.torch_hook()
+        if hook is not None:
+            if link is not None:
+                raise ValueError(f"{self.text} talks past an emulated link. Use --network netns, or our own hooks.")
+            _register_torch_hook(model, *hook)
+            return None
+        reducer = self.reducer()
+        if reducer is None and link is None:
+            return None
+        return attach(model, Dense() if reducer is None else reducer, network=link, timeout=timeout)
+
+
+def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: dict[str, int]) -> None:
+    if name == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif name == "bf16":
+        model.register_comm_hook(None, _half_hook)
+    else:
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=parameters["rank"],
+            start_powerSGD_iter=parameters["start"],
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _half_hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's bf16 hook under another name: DDP refuses the original on a CPU by its name alone; gloo does not."""
+    return default_hooks.bf16_compress_hook(group, bucket)

@@ -1,0 +1,287 @@
+"""Training runs, one per method, over a slow link: started, watched, and kept in one file each."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tersegrad.core import mix_seed
+from tersegrad.lab import network as networks
+from tersegrad.lab import workloads
+from tersegrad.lab.methods import Method
+from tersegrad.lab.network import Network
+from tersegrad.lab.worker import Config
+from tersegrad.units import parse_rate, parse_time
+
+NETWORKS = ("auto", "netns", "throttled", "none")
+_POLL = 0.1  # seconds between two looks at the workers and at their file
+_GRACE = 5.0  # seconds that workers have to end by themselves
+
+
+class RunFailedError(RuntimeError):
+    """A worker ended before its time; says which, and its last words."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for: several methods, otherwise equal."""
+
+    specs: tuple[str, ...]
+    workload: str
+    workers: int
+    network: str
+    bandwidth: str | None
+    latency: str | None
+    seeds: tuple[int, ...]
+    epochs: int | None
+    steps: int | None
+    seconds: float | None
+    data: Path | None
+    out: Path
+    command: str
+    timeout: float = 300.0
+    evaluate: bool = True
+
+    def configs(self) -> list[Config]:
+        """One per method and seed; every mistake that can be seen now is told now."""
+        network = self._network()
+        workloads.find(self.workload).load(self.data)
+        configs = []
+        for seed in self.seeds:
+            for spec in self.specs:
+                method = Method(spec)
+                if method.peer and self.latency and network == "netns":
+                    raise ValueError(
+                        f"--latency {self.latency} with {spec!r} on --network netns: this kernel cannot delay packets, "
+                        "and an emulated latency holds back our own hooks only. Leave the latency out, or use "
+                        '--network throttled (with "none" and our own specs).'
+                    )
+                if method.torch_hook() and network == "throttled":
+                    raise ValueError(f"{spec!r} talks past an emulated link. Use --network netns, or leave it out.")
+                configs.append(self._config(spec, seed, network))
+        return configs
+
+    def _network(self) -> str:
+        """The kind of network to use, once the rates have been read."""
+        if self.bandwidth is not None:
+            parse_rate(self.bandwidth)
+        if self.latency is not None:
+            parse_time(self.latency)
+        if self.network == "none" and (self.bandwidth or self.latency):
+            raise ValueError("--network none has no link to be slow. Leave --bandwidth and --latency out.")
+        if self.network != "auto":
+            return self.network
+        if self.bandwidth is None and self.latency is None:
+            return "none"
+        return "throttled" if networks.permitted() else "netns"
+
+    def _config(self, spec: str, seed: int, network: str) -> Config:
+        slug = "".join(c if c.isalnum() or c in ".-=" else "_" for c in spec)[:60]
+        name = f"{slug}-{mix_seed(*spec.encode()) % 0xFFFF:04x}-seed{seed}.jsonl"
+        return Config(
+            spec=spec,
+            workload=self.workload,
+            workers=self.workers,
+            network=network,
+            bandwidth=self.bandwidth,
+            latency=self.latency,
+            seed=seed,
+            epochs=self.epochs,
+            steps=self.steps,
+            seconds=self.seconds,
+            data=str(self.data.resolve()) if self.data else None,
+            file=str((self.out / name).resolve()),
+            command=self.command,
+            timeout=self.timeout,
+            evaluate=self.evaluate,
+        )
+
+
+def train(plan: Plan, console: Console) -> int:
+    """Makes every run that is not there yet. Finished runs are kept whatever happens, and not made again."""
+    configs = plan.configs()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    missing = [config for config in configs if not _is_done(config)]
+    if len(missing) < len(configs):
+        console.print(f"{len(configs) - len(missing)} of {len(configs)} runs are in {plan.out} already.")
+    if not missing:
+        return 0
+    console.print(_describe(missing[0]))
+    with _network(missing[0]) as network, _progress(console) as progress:
+        for config in missing:
+            _one_run(config, network, progress)
+    return 0
+
+
+def _describe(config: Config) -> str:
+    kind = {"netns": "network namespaces", "throttled": "an EMULATED link", "none": "loopback, not slowed down"}
+    rate = f" of {config.bandwidth}" if config.bandwidth else ""
+    delay = f", {config.latency} one way{' (EMULATED)' if config.network == 'netns' else ''}" if config.latency else ""
+    return f"{config.workload} on {config.workers} workers, {kind[config.network]}{rate}{delay}"
+
+
+def _is_done(config: Config) -> bool:
+    """Whether this very run is finished. Another run under the same name is not overwritten."""
+    events = read_events(Path(config.file))
+    if not events or events[-1]["event"] != "end":
+        return False
+    start = events[0]
+    asked = {key: getattr(config, key) for key in ("workload", "workers", "network", "bandwidth", "latency")}
+    if config.steps is not None:
+        asked["steps"] = config.steps
+    for key, value in asked.items():
+        if start[key] != value:
+            raise ValueError(
+                f"{config.file} is a finished run of {config.spec} with {key} {start[key]!r}, and this one asks for "
+                f"{value!r}. Use another --out, or delete that file."
+            )
+    return True
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's file so far."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]  # what follows the last newline is still being written
+    return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def _network(config: Config) -> Iterator[Network | None]:
+    if config.network != "netns":
+        yield None
+        return
+    reason = networks.permitted()
+    if reason is not None:
+        raise ValueError(f"--network netns: {reason} Use --network throttled for an emulated link.")
+    with Network(config.workers, config.bandwidth) as network:
+        yield network
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description:<28.28}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress
+
+
+def _one_run(config: Config, network: Network | None, progress: Progress) -> None:
+    """Starts the workers, shows how far they are, and sees to it that none stays behind."""
+    file = Path(config.file)
+    file.unlink(missing_ok=True)  # cut off in the middle: made anew
+    label = config.spec if config.seed == 0 else f"{config.spec} seed {config.seed}"
+    task = progress.add_task(label, total=None, note="starting")
+    with tempfile.TemporaryDirectory(prefix="tersegrad-logs-") as folder:
+        workers = _launch(config, network, Path(folder))
+        try:
+            while any(worker.poll() is None for worker in workers):
+                _show(file, task, progress)
+                failed = [w for w in workers if w.poll()]
+                if failed:
+                    _end(workers, _GRACE)  # the others notice by themselves, or are ended
+                time.sleep(_POLL)
+        finally:
+            _end(workers, 0.0)
+        codes = [worker.returncode for worker in workers]
+        events = read_events(file)
+        if any(codes) or not events or events[-1]["event"] != "end":
+            raise RunFailedError(_last_words(config, codes, Path(folder)))
+        _show(file, task, progress)
+
+
+def _show(file: Path, task: TaskID, progress: Progress) -> None:
+    events = read_events(file)
+    if not events:
+        return
+    note = ""
+    scores = [event["score"] for event in events if event["event"] in ("eval", "end") and event["score"] is not None]
+    if scores:
+        metric = events[0]["metric"]
+        note = f"{metric} {scores[-1]:.1%}" if metric == "accuracy" else f"{metric} {scores[-1]:.1f}"
+    steps = [event for event in events if event["event"] != "start"]
+    done = steps[-1]["step"] if steps else 0
+    if done:
+        note = f"{1e3 * steps[-1]['seconds'] / done:.0f} ms/step  {note}"
+    total = done if events[-1]["event"] == "end" else events[0]["steps"]
+    progress.update(task, total=total, completed=done, note=note)
+
+
+def _launch(config: Config, network: Network | None, logs: Path) -> list[subprocess.Popen[bytes]]:
+    """torchrun on this machine; or one worker in each namespace, with the environment that torchrun would give."""
+    module = ["-m", "tersegrad.lab.worker"]
+    if network is None:
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.workers}"]
+        return [_start([*argv, *module, json.dumps(asdict(config))], logs / "all.log", {})]
+    started = []
+    for rank in range(config.workers):
+        mine = json.dumps(asdict(replace(config, interface=network.interface(rank))))
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(config.workers),
+            "MASTER_ADDR": network.address(0),
+            "MASTER_PORT": "29500",  # the namespaces are ours alone: no port is taken
+            "GLOO_SOCKET_IFNAME": network.interface(rank),
+            "OMP_NUM_THREADS": "1",
+        }
+        argv = network.command(rank, [sys.executable, *module, mine])
+        started.append(_start(argv, logs / f"rank{rank}.log", environment))
+    return started
+
+
+def _start(argv: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            argv, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
+        )
+
+
+def _end(workers: list[subprocess.Popen[bytes]], grace: float) -> None:
+    """Waits a little, then asks, then forces; each worker is the leader of its own process group."""
+    for signum, patience in ((None, grace), (signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
+        alive = [worker for worker in workers if worker.poll() is None]
+        for worker in alive:
+            if signum is not None:
+                os.killpg(worker.pid, signum)
+        deadline = time.monotonic() + patience
+        for worker in alive:
+            try:
+                worker.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def _last_words(config: Config, codes: list[int], logs: Path) -> str:
+    """The end of the log of the worker that failed first, as far as exit codes tell."""
+    telling = [(rank, code) for rank, code in enumerate(codes) if code > 0] or list(enumerate(codes))
+    rank, code = telling[0]
+    log = sorted(logs.iterdir())[rank if len(codes) > 1 else 0]
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+    who = f"worker {rank}" if len(codes) > 1 else "torchrun"
+    return (
+        f"{config.spec}: {who} ended with exit code {code}. "
+        f"Finished runs are kept; the same command goes on from here.\n{tail}"
+    )
+
+
+def command_line() -> str:
+    """What the user typed, to be kept with the results."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -1,0 +1,231 @@
+"""One worker of a training run; started by ``torchrun`` or, in a network namespace, with the same environment by hand.
+
+Rank 0 writes the run's file: one JSON line for the start, for every few steps, for every evaluation, and for the end.
+"""
+
+import copy
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tersegrad
+from tersegrad.comm import all_reduce_traffic
+from tersegrad.ddp import Handle
+from tersegrad.lab import workloads
+from tersegrad.lab.methods import Method
+from tersegrad.lab.workloads import Workload
+from tersegrad.taps import Throttled
+from tersegrad.timing import environment
+
+COMPUTE_STEPS = 6  # steps without communication that are timed before training begins
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, complete."""
+
+    spec: str
+    workload: str
+    workers: int
+    network: str  # "none", "throttled" or "netns"
+    bandwidth: str | None
+    latency: str | None
+    seed: int
+    epochs: int | None  # one of these three says how long
+    steps: int | None
+    seconds: float | None
+    data: str | None
+    file: str
+    command: str
+    threads: int = 1  # of each worker
+    timeout: float = 300.0
+    evaluate: bool = True  # after each epoch; False where only time is of interest
+    interface: str | None = None  # whose bytes the kernel counts, in a namespace
+
+    @property
+    def link(self) -> Throttled | None:
+        """The emulated part of the link: all of it, or the latency that the kernel cannot make."""
+        if self.network == "throttled":
+            return Throttled(self.bandwidth, latency=self.latency or "0s")
+        if self.network == "netns" and self.latency:
+            return Throttled(None, latency=self.latency)
+        return None
+
+
+def main() -> None:
+    """Trains as the one argument says, a Config in JSON."""
+    raw = json.loads(sys.argv[1])
+    config = Config(**{f.name: raw[f.name] for f in fields(Config) if f.name in raw})
+    torch.set_num_threads(config.threads)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout))
+    try:
+        Trainer(config).run()
+    finally:
+        dist.destroy_process_group()
+
+
+class Trainer:
+    """The training loop, the same for every workload and method."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.workload: Workload = workloads.find(config.workload)
+        self.data = self.workload.load(Path(config.data) if config.data else None)
+        module = self.workload.model(config.seed)
+        self.parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        self.compute_ms = self._time_compute(module)
+        method = Method(config.spec)
+        self.model = DistributedDataParallel(module, **method.ddp_options())
+        self.handle: Handle | None = method.install(self.model, config.link, config.timeout)
+        self.optimizer = self.workload.optimizer(self.model)
+        self.epoch_steps = self.workload.steps(self.data, self.size)
+        self.planned = config.steps or (config.epochs or self.workload.epochs) * self.epoch_steps
+        self.schedule = self.workload.schedule(self.optimizer, self.planned)
+        self.log_every = max(1, min(10, self.planned // 20))
+        self.seconds, self.done = 0.0, 0
+        self.sent_before = self._kernel_bytes()
+        self.score: float | None = None
+
+    def run(self) -> None:
+        """Epochs until the steps or the time are used up."""
+        out = open(self.config.file, "w") if self.rank == 0 else None  # noqa: SIM115  # closed below
+        try:
+            self._write(out, "start", **self._about())
+            epoch = 0
+            while not self._over():
+                self._epoch(epoch, out)
+                epoch += 1
+                self._evaluate(epoch, out)
+            self._write(out, "end", step=self.done, seconds=self.seconds, score=self.score, **self._sent())
+        finally:
+            if out is not None:
+                out.close()
+        if self.handle is not None:
+            self.handle.close()
+
+    def _epoch(self, epoch: int, out: TextIO | None) -> None:
+        state = None
+        for batch in self.workload.batches(self.data, epoch, self.rank, self.size, self.config.seed):
+            if self._over():
+                return
+            started = time.perf_counter()
+            self.optimizer.zero_grad()
+            loss, state = self.workload.loss(self.model, batch, state)
+            loss.backward()
+            self.workload.clip(self.model)
+            self.optimizer.step()
+            self.schedule.step()
+            self.seconds += time.perf_counter() - started
+            self.done += 1
+            if self.done % self.log_every == 0:
+                self._log(float(loss.detach()), out)
+
+    def _over(self) -> bool:
+        """All workers stop together: by steps, which all count alike, or when rank 0's clock says so."""
+        if self.done >= self.planned:
+            return True
+        if self.config.seconds is None or self.done % self.log_every:
+            return False
+        verdict = torch.tensor([self.seconds >= self.config.seconds], dtype=torch.uint8)
+        dist.broadcast(verdict, 0)
+        return bool(verdict)
+
+    def _evaluate(self, epoch: int, out: TextIO | None) -> None:
+        """On rank 0; the others wait. The clock stands still."""
+        if not self.config.evaluate:
+            return
+        if self.rank == 0:
+            self.score = self.workload.evaluate(self.model.module, self.data)
+            about = {"step": self.done, "epoch": epoch, "seconds": self.seconds, "score": self.score}
+            self._write(out, "eval", **about, **self._sent())
+        dist.barrier()
+
+    def _time_compute(self, module: nn.Module) -> float:
+        """Milliseconds of one step with no communication at all, on a copy; all workers at once, as in training."""
+        twin = copy.deepcopy(module)
+        optimizer = self.workload.optimizer(twin)
+        state, times = None, []
+        dist.barrier()
+        for batch in self.workload.batches(self.data, 0, self.rank, self.size, self.config.seed):
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            loss, state = self.workload.loss(twin, batch, state)
+            loss.backward()
+            self.workload.clip(twin)
+            optimizer.step()
+            times.append(1e3 * (time.perf_counter() - started))
+            if len(times) == COMPUTE_STEPS:
+                break
+        return sorted(times[1:] or times)[len(times[1:]) // 2]
+
+    # ---- what is written --------------------------------------------------------------------------
+
+    def _about(self) -> dict[str, Any]:
+        config = asdict(self.config)
+        return {
+            **{key: config[key] for key in ("spec", "workload", "workers", "bandwidth", "latency", "network", "seed")},
+            "expression": Method(self.config.spec).expression,
+            "metric": self.workload.metric,
+            "parameters": self.parameters,
+            "batch": self.workload.batch,
+            "steps": self.planned,
+            "limit_seconds": self.config.seconds,
+            "compute_ms": self.compute_ms,
+            "command": self.config.command,
+            "environment": {**environment(), "tersegrad": tersegrad.__version__},
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _log(self, loss: float, out: TextIO | None) -> None:
+        if self.rank:
+            return
+        split: dict[str, Any] = dict.fromkeys(("encode", "wait", "decode", "density"))
+        if self.handle is not None:
+            metrics = self.handle.metrics()
+            split = {key: metrics[f"{key}_seconds"] for key in ("encode", "wait", "decode")}
+            split["density"] = metrics["density"]
+        self._write(out, "step", step=self.done, seconds=self.seconds, loss=loss, **self._sent(), **split)
+
+    def _sent(self) -> dict[str, int | None]:
+        """Bytes that left this worker: as the kernel counted them where it does, and by our own account."""
+        accounted = self._accounted()
+        kernel = self._kernel_bytes()
+        return {"sent": accounted if kernel is None else kernel - (self.sent_before or 0), "accounted": accounted}
+
+    def _accounted(self) -> int | None:
+        """Our own count; None for torch's hooks, which keep none."""
+        if self.handle is not None:
+            sent: int = self.handle.metrics()["bytes_sent"]
+            return sent
+        if self.config.spec == "none":
+            return self.done * all_reduce_traffic(self.size, 4 * self.parameters).sent
+        return None
+
+    def _kernel_bytes(self) -> int | None:
+        """Bytes that this namespace's interface has sent so far."""
+        if self.config.interface is None:
+            return None
+        for line in Path("/proc/self/net/dev").read_text().splitlines():
+            name, _, numbers = line.partition(":")
+            if name.strip() == self.config.interface:
+                return int(numbers.split()[8])
+        raise RuntimeError(f"there is no interface {self.config.interface} in this network namespace.")
+
+    def _write(self, out: TextIO | None, event: str, **values: Any) -> None:
+        if out is not None:
+            out.write(json.dumps({"event": event, **values}) + "\n")
+            out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The lab's training runs, for real: torchrun, namespaces, interruptions, and torch's own hooks beside ours."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tersegrad.cli import main
+from tersegrad.lab import network as networks
+from tersegrad.lab.map import Cell, step_ms, with_ratios
+from tersegrad.lab.methods import Method
+from tersegrad.lab.train import Plan, RunFailedError, read_events, train
+
+needs_namespaces = pytest.mark.skipif(networks.permitted() is not None, reason=str(networks.permitted()))
+
+
+def plan(out: Path, *specs: str, **changes) -> Plan:
+    base = Plan(
+        specs=specs,
+        workload="digits",
+        workers=2,
+        network="none",
+        bandwidth=None,
+        latency=None,
+        seeds=(0,),
+        epochs=None,
+        steps=12,
+        seconds=None,
+        data=None,
+        out=out,
+        command="test",
+        timeout=60.0,
+    )
+    return replace(base, **changes)
+
+
+def run(p: Plan) -> dict[str, list[dict]]:
+    assert train(p, Console(quiet=True)) == 0
+    return {config.spec: read_events(Path(config.file)) for config in p.configs()}
+
+
+def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
+    events = run(plan(tmp_path, "topk", network="throttled", bandwidth="100Mbit", latency="0.1ms"))["topk"]
+    assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
+    assert events[0]["expression"] == "ErrorFeedback(AllGather(TopK(ratio=0.01)))"
+    assert events[0]["compute_ms"] > 0
+    steps = [e for e in events if e["event"] == "step"]
+    assert [e["step"] for e in steps] == list(range(1, 13))
+    assert all(b["seconds"] > a["seconds"] and b["sent"] > a["sent"] for a, b in pairwise(steps))
+    assert steps[-1]["density"] == pytest.approx(0.01, rel=0.01)
+    assert steps[-1]["wait"] > 0
+    assert events[-1]["score"] == [e for e in events if e["event"] == "eval"][-1]["score"]
+
+
+@pytest.mark.slow
+def test_finished_runs_are_kept_and_half_ones_made_again(tmp_path):
+    p = plan(tmp_path, "bf16")
+    run(p)
+    file = Path(p.configs()[0].file)
+    before = file.read_bytes()
+    run(p)
+    assert file.read_bytes() == before, "a finished run was made again"
+    file.write_text("\n".join(before.decode().splitlines()[:4]) + '\n{"event": "st')
+    run(p)
+    assert read_events(file)[-1]["event"] == "end"
+
+
+@pytest.mark.slow
+def test_another_run_under_the_same_name_is_not_overwritten(tmp_path):
+    run(plan(tmp_path, "bf16"))
+    with pytest.raises(ValueError, match="finished run of bf16 with steps 12, and this one asks for 13"):
+        train(plan(tmp_path, "bf16", steps=13), Console(quiet=True))
+
+
+@needs_namespaces
+def test_kernel_counters_agree_with_our_account(tmp_path):
+    results = run(plan(tmp_path, "none", "topk", "torch:bf16", network="netns", bandwidth="200Mbit", workers=3))
+    plain, sparse, half = (results[spec][-1] for spec in ("none", "topk", "torch:bf16"))
+    assert plain["sent"] == pytest.approx(plain["accounted"], rel=0.06)
+    assert sparse["accounted"] < sparse["sent"] < 1.35 * sparse["accounted"] + 30_000  # small messages: more framing
+    assert half["sent"] == pytest.approx(plain["sent"] / 2, rel=0.06)
+    assert half["accounted"] is None
+
+
+HAND = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from tersegrad.lab import workloads
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+w = workloads.find("digits")
+data = w.load(None)
+model = DistributedDataParallel(w.model(0))
+if sys.argv[1] == "fp16":
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+optimizer = w.optimizer(model)
+schedule = w.schedule(optimizer, 12)
+done = 0
+for epoch in range(2):
+    for batch in w.batches(data, epoch, dist.get_rank(), 2, 0):
+        if done == 12:
+            break
+        optimizer.zero_grad()
+        loss, _ = w.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        done += 1
+if dist.get_rank() == 0:
+    print("score", w.evaluate(model.module, data), "loss", float(loss))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "by_hand"), [("none", "plain"), ("torch:fp16", "fp16")])
+def test_the_lab_changes_nothing(tmp_path, spec, by_hand):
+    """The same last loss and score, to the bit, as the same steps written out by hand."""
+    events = run(plan(tmp_path, spec))[spec]
+    script = tmp_path / "by_hand.py"
+    script.write_text(HAND)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), by_hand]
+    out = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    assert float(out[out.index("score") + 1]) == events[-1]["score"]
+    assert float(out[out.index("loss") + 1]) == [e for e in events if e["event"] == "step"][-1]["loss"]
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_ctrl_c_leaves_finished_runs_and_no_namespaces(tmp_path):
+    argv = [sys.executable, "-m", "tersegrad.cli", "train", "topk", "bf16", "--workload", "digits", "--workers", "2"]
+    argv += [
+        "--bandwidth",
+        "50Mbit",
+        "--network",
+        "netns",
+        "--seconds",
+        "300",
+        "--epochs",
+        "1000",
+        "--out",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_a_step(tmp_path, process)
+        keepers = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped. The same command goes on from here" in errors
+    assert not [pid for pid in keepers if Path(f"/proc/{pid}").exists() and state_of(pid) != "Z"]
+
+
+def wait_for_a_step(folder: Path, process: subprocess.Popen) -> None:
+    """Until rank 0 has written a step: polls the file, and fails if the run ends first."""
+    while True:
+        assert process.poll() is None, "the run ended by itself"
+        if any(e["event"] == "step" for f in folder.glob("*.jsonl") for e in read_events(f)):
+            return
+        os.sched_yield()
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [d for child in children for d in descendants(child)]
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_killed_rank_is_named_and_the_others_end(tmp_path):
+    argv = [sys.executable, "-m", "tersegrad.cli", "train", "topk", "--workload", "digits", "--workers", "2"]
+    argv += ["--bandwidth", "50Mbit", "--network", "netns", "--epochs", "1000", "--out", str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_a_step(tmp_path, process)
+        workers = [p for p in descendants(process.pid) if b"tersegrad.lab.worker" in command_of(p)]
+        os.kill(max(workers), signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "ended with exit code" in errors
+    assert "the same command goes on from here" in errors
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk that is full at once")
+def test_a_full_disk_is_told(tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(RunFailedError, match=r"(?s)torchrun ended with exit code 1.*No space left on device"):
+            train(plan(tmp_path, "bf16", steps=60), Console(quiet=True))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["topk", "--workload", "mnist"], "There is no workload 'mnist'. Write one of: digits"),
+        (["topkk", "--workload", "digits"], "'topkk' is unknown"),
+        (["torch:lars", "--workload", "digits"], "none of torch's hooks that the lab knows"),
+        (["torch:powersgd(rank=x)", "--workload", "digits"], "the lab knows"),
+        (["topk", "--workload", "digits", "--bandwidth", "fast"], "is not a rate"),
+        (["topk", "--workload", "digits", "--bandwidth", "1Mbit", "--network", "none"], "has no link to be slow"),
+        (["torch:fp16", "--workload", "digits", "--bandwidth", "1Mbit", "--network", "throttled"], "talks past"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(tmp_path, capsys, args, says):
+    assert main(["train", *args, "--out", str(tmp_path / "out")]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods():
+    assert Method("none").peer
+    assert Method("torch:powersgd(rank=2)").torch_hook() == ("powersgd", {"rank": 2, "start": 10})
+    assert Method("topk").expression == "ErrorFeedback(AllGather(TopK(ratio=0.01)))"
+    assert not Method("topk").peer
+
+
+def test_map_arithmetic(tmp_path):
+    cells = [Cell("none", "1Gbit", 10.0), Cell("bf16", "1Gbit", 8.0), Cell("topk", "1Gbit", 12.0)]
+    assert [row["ratio"] for row in with_ratios(cells)] == [1.25, 1.0, 1.5]
+    file = tmp_path / "run.jsonl"
+    steps = [{"event": "step", "step": s, "seconds": 0.1 * s + (5 if s > 2 else 0)} for s in range(1, 9)]
+    file.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert step_ms(file) == pytest.approx(100.0)
+
+
+def test_a_map_needs_something_dense(tmp_path, capsys):
+    assert main(["map", "topk", "--workload", "digits", "--out", str(tmp_path)]) == 2
+    assert "a map needs a dense baseline" in capsys.readouterr().err
