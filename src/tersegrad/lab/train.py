@@ -274,12 +274,21 @@ def _last_words(config: Config, codes: list[int], logs: Path) -> str:
     telling = [(rank, code) for rank, code in enumerate(codes) if code > 0] or list(enumerate(codes))
     rank, code = telling[0]
     log = sorted(logs.iterdir())[rank if len(codes) > 1 else 0]
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+    tail = _telling_lines(log.read_text(errors="replace").splitlines())
     who = f"worker {rank}" if len(codes) > 1 else "torchrun"
     return (
         f"{config.spec}: {who} ended with exit code {code}. "
         f"Finished runs are kept; the same command goes on from here.\n{tail}"
     )
+
+
+def _telling_lines(lines: list[str], most: int = 30) -> str:
+    """The first traceback, which tells more than what torchrun says after it; else the end."""
+    first = next((i for i, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
+    if first is None:
+        return "\n".join(lines[-most:])
+    last = next((i for i, line in enumerate(lines) if i > first and "Traceback" in line), len(lines))
+    return "\n".join(lines[max(first, last - most) : last])
 
 
 def command_line() -> str:
