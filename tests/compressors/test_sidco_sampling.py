@@ -1,0 +1,44 @@
+"""Long vectors are fitted on a sample: the density still holds, and nothing hides outside the sample."""
+
+import pytest
+import torch
+
+from tersegrad import SIDCo
+from tersegrad import state as states
+from tersegrad.compressors.sidco import SAMPLE, STRETCH, _stretches
+from tersegrad.core import Bucket
+
+N = 3 * SAMPLE + 12_345
+
+
+@pytest.mark.parametrize("law", ["exponential", "gamma", "pareto"])
+@pytest.mark.parametrize("ratio", [0.1, 0.001])
+def test_the_density_holds(law, ratio):
+    x = torch.randn(N, generator=torch.Generator().manual_seed(1)).pow_(3)
+    spec = SIDCo(ratio, law=law)
+    state = spec.init(Bucket.flat(N), 0)
+    for _ in range(25):
+        sent = spec.select(x, state).numel()
+        states.settle(state, keep=True)
+    assert sent == pytest.approx(ratio * N, rel=0.1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", [STRETCH + 5, 3 * SAMPLE // 2 + STRETCH, N - 1])
+def test_a_bad_value_outside_the_sample_is_found(bad, where):
+    x = torch.randn(N, generator=torch.Generator().manual_seed(1))
+    spec = SIDCo(0.001)
+    state = spec.init(Bucket.flat(N), 0)
+    x[where] = bad
+    assert _stretches(x, N // SAMPLE, state).isfinite().all(), "the case is about values that no fit sees"
+    assert not spec.encode(x, state).finite
+
+
+def test_every_stretch_is_sampled_within_five_steps():
+    x = torch.arange(5 * SAMPLE, dtype=torch.float32)
+    state = {"calls": 0}
+    seen = set()
+    for calls in range(5):
+        state["calls"] = calls
+        seen |= set(_stretches(x, 5, state)[::STRETCH].tolist())
+    assert len(seen) == 5 * SAMPLE // STRETCH
