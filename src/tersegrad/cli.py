@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--workers", type=_count, default=4, help="worker processes (default: 4)")
     demo.add_argument("--bandwidth", default="100Mbit", help="of the emulated link (default: 100Mbit)")
     demo.add_argument("--latency", default="0.2ms", help="of the emulated link, one way (default: 0.2ms)")
-    demo.add_argument("--epochs", type=_count, default=16, help="passes over the data per spec (default: 16)")
+    demo.add_argument("--epochs", type=_count, help="passes over the data per spec (default: the workload's own)")
     demo.add_argument("--out", type=Path, default=Path("demo-results"), help="folder for the picture and the numbers")
     demo.set_defaults(run=_demo)
     return parser

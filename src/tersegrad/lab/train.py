@@ -119,9 +119,9 @@ def train(plan: Plan, console: Console) -> int:
     if not missing:
         return 0
     console.print(_describe(missing[0]))
-    with _network(missing[0]) as network, _progress(console) as progress:
+    with open_network(missing[0]) as network, show_progress(console) as progress:
         for config in missing:
-            _one_run(config, network, progress)
+            make_runs([config], network, progress)
     return 0
 
 
@@ -134,10 +134,9 @@ def _describe(config: Config) -> str:
 
 def _is_done(config: Config) -> bool:
     """Whether this very run is finished. Another run under the same name is not overwritten."""
-    events = read_events(Path(config.file))
-    if not events or events[-1]["event"] != "end":
+    if not is_finished(Path(config.file)):
         return False
-    start = events[0]
+    start = read_events(Path(config.file))[0]
     asked = {key: getattr(config, key) for key in ("workload", "workers", "network", "bandwidth", "latency")}
     if config.steps is not None:
         asked["steps"] = config.steps
@@ -159,7 +158,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _network(config: Config) -> Iterator[Network | None]:
+def open_network(config: Config) -> Iterator[Network | None]:
+    """The namespaces that a run needs, if it needs any."""
     if config.network != "netns":
         yield None
         return
@@ -171,7 +171,8 @@ def _network(config: Config) -> Iterator[Network | None]:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
+def show_progress(console: Console) -> Iterator[Progress]:
+    """A bar per run."""
     columns = (
         TextColumn("{task.description:<28.28}"),
         BarColumn(bar_width=20),
@@ -183,34 +184,45 @@ def _progress(console: Console) -> Iterator[Progress]:
         yield progress
 
 
-def _one_run(config: Config, network: Network | None, progress: Progress) -> None:
-    """Starts the workers, shows how far they are, and sees to it that none stays behind."""
-    file = Path(config.file)
-    file.unlink(missing_ok=True)  # cut off in the middle: made anew
-    label = config.spec if config.seed == 0 else f"{config.spec} seed {config.seed}"
-    task = progress.add_task(label, total=None, note="starting")
+def make_runs(configs: list[Config], network: Network | None, progress: Progress) -> None:
+    """Starts workers that make these runs one after the other, shows how far they are, and leaves none behind."""
+    files = {Path(config.file): _add_bar(config, progress) for config in configs}
+    for file in files:
+        file.unlink(missing_ok=True)  # cut off in the middle: made anew
     with tempfile.TemporaryDirectory(prefix="tersegrad-logs-") as folder:
-        workers = _launch(config, network, Path(folder))
+        workers = _launch(configs, network, Path(folder))
         try:
             while any(worker.poll() is None for worker in workers):
-                _show(file, task, progress)
-                failed = [w for w in workers if w.poll()]
-                if failed:
+                for file, bar in files.items():
+                    _show(file, bar, progress)
+                if any(worker.poll() for worker in workers):
                     _end(workers, _GRACE)  # the others notice by themselves, or are ended
                 time.sleep(_POLL)
         finally:
             _end(workers, 0.0)
         codes = [worker.returncode for worker in workers]
-        events = read_events(file)
-        if any(codes) or not events or events[-1]["event"] != "end":
-            raise RunFailedError(_last_words(config, codes, Path(folder)))
-        _show(file, task, progress)
+        for config, (file, bar) in zip(configs, files.items(), strict=True):
+            _show(file, bar, progress)
+            if not is_finished(file) or any(codes):
+                raise RunFailedError(_last_words(config, codes, Path(folder)))
+
+
+def is_finished(file: Path) -> bool:
+    """Whether a run came to its end."""
+    events = read_events(file)
+    return bool(events) and events[-1]["event"] == "end"
+
+
+def _add_bar(config: Config, progress: Progress) -> TaskID:
+    label = config.spec if config.seed == 0 else f"{config.spec} seed {config.seed}"
+    return progress.add_task(label, total=None, start=False, note="waiting")
 
 
 def _show(file: Path, task: TaskID, progress: Progress) -> None:
     events = read_events(file)
-    if not events:
+    if not events or progress.tasks[task].finished:
         return
+    progress.start_task(task)
     note = ""
     scores = [event["score"] for event in events if event["event"] in ("eval", "end") and event["score"] is not None]
     if scores:
@@ -224,19 +236,19 @@ def _show(file: Path, task: TaskID, progress: Progress) -> None:
     progress.update(task, total=total, completed=done, note=note)
 
 
-def _launch(config: Config, network: Network | None, logs: Path) -> list[subprocess.Popen[bytes]]:
+def _launch(configs: list[Config], network: Network | None, logs: Path) -> list[subprocess.Popen[bytes]]:
     """torchrun on this machine; or one worker in each namespace, with the environment that torchrun would give."""
-    module = ["-m", "tersegrad.lab.worker"]
+    module, workers = ["-m", "tersegrad.lab.worker"], configs[0].workers
     if network is None:
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.workers}"]
-        return [_start([*argv, *module, json.dumps(asdict(config))], logs / "all.log", {})]
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+        return [_start([*argv, *module, json.dumps([asdict(c) for c in configs])], logs / "all.log", {})]
     started = []
-    for rank in range(config.workers):
-        mine = json.dumps(asdict(replace(config, interface=network.interface(rank))))
+    for rank in range(workers):
+        mine = json.dumps([asdict(replace(c, interface=network.interface(rank))) for c in configs])
         environment = {
             "RANK": str(rank),
             "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(config.workers),
+            "WORLD_SIZE": str(workers),
             "MASTER_ADDR": network.address(0),
             "MASTER_PORT": "29500",  # the namespaces are ours alone: no port is taken
             "GLOO_SOCKET_IFNAME": network.interface(rank),

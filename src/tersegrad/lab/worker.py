@@ -7,7 +7,7 @@ import copy
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -62,13 +62,13 @@ class Config:
 
 
 def main() -> None:
-    """Trains as the one argument says, a Config in JSON."""
-    raw = json.loads(sys.argv[1])
-    config = Config(**{f.name: raw[f.name] for f in fields(Config) if f.name in raw})
-    torch.set_num_threads(config.threads)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout))
+    """Trains as the one argument says: a list of Configs in JSON, one run after the other."""
+    configs = [Config(**raw) for raw in json.loads(sys.argv[1])]
+    torch.set_num_threads(configs[0].threads)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=configs[0].timeout))
     try:
-        Trainer(config).run()
+        for config in configs:
+            Trainer(config).run()
     finally:
         dist.destroy_process_group()
 
