@@ -1,5 +1,6 @@
 """Thresholds out of fitted laws, against scipy's distributions and against samples of the laws themselves."""
 
+import itertools
 import math
 
 import numpy as np
@@ -143,7 +144,7 @@ def test_thresholds_scale_with_the_sample(power, ratio):
 )
 def test_fewer_elements_are_above_a_higher_threshold(estimate):
     etas = [estimate(ratio) for ratio in np.geomspace(1e-6, 0.999, 60)]
-    assert all(a > b > 0 for a, b in zip(etas, etas[1:], strict=False))
+    assert all(a > b > 0 for a, b in itertools.pairwise(etas))
     assert estimate(1.0) == pytest.approx(0, abs=1e-200)
 
 

@@ -1,6 +1,7 @@
 """SIDCo: as many elements as asked for, whatever the gradients look like, and nothing lost on the way."""
 
 import io
+import itertools
 import math
 from dataclasses import dataclass, field
 from functools import cache
@@ -114,13 +115,16 @@ class Tail:
 @pytest.mark.parametrize(("law", "xi"), [("exponential", 0.0), ("pareto", -0.2), ("pareto", 0.3)])
 def test_shares_of_the_stages_multiply_to_the_ratio(law, xi, ratio, stages, monkeypatch):
     asked = []
-    for name in ("_first", "_later"):
 
-        def fit(self, *moments, wrapped=getattr(SIDCo, name)):
+    def recorded(fit):
+        def wrapper(self, *moments):
             asked.append(moments[-1])
-            return wrapped(self, *moments)
+            return fit(self, *moments)
 
-        monkeypatch.setattr(SIDCo, name, fit)
+        return wrapper
+
+    monkeypatch.setattr(SIDCo, "_first", recorded(SIDCo._first))
+    monkeypatch.setattr(SIDCo, "_later", recorded(SIDCo._later))
     sample = Exact(xi)
     threshold = SIDCo(ratio, law=law).threshold(sample, ratio * sample.numel, stages)
     assert threshold == pytest.approx(scipy.stats.genpareto.isf(ratio, xi), rel=1e-9)
@@ -258,9 +262,9 @@ def check_run(done, ratio, numel):
     target = ratio * numel
     assert np.mean(done.sent[50:]) / target == pytest.approx(1, abs=0.1)  # the cap alone would see to 0.2
     assert max(done.sent) <= cap(ratio, numel)
-    assert 1 <= min(done.stages)
+    assert min(done.stages) >= 1
     assert max(done.stages) <= {0.1: 4, 0.01: 7, 0.001: 10}[ratio]
-    for step, (before, after) in enumerate(zip(done.stages, done.stages[1:], strict=False), start=1):
+    for step, (before, after) in enumerate(itertools.pairwise(done.stages), start=1):
         assert abs(after - before) <= (step % ADAPT_EVERY == 0)
         lately = done.sent[max(0, step - ADAPT_EVERY) : step]
         if max(lately) < cap(ratio, numel) and abs(np.mean(lately) / target - 1) < TOLERANCE - 1e-9:
@@ -353,7 +357,7 @@ def test_nonfinite_elements_outside_the_sample_are_found(bad):
 # ---- the controller, with a threshold that does as it is told ------------------------------------
 
 
-@pytest.fixture()
+@pytest.fixture
 def scripted(monkeypatch):
     """``scripted(f)``: of the vector 1, 2, ..., 10000, a threshold lets through f(stages) times the target of 100."""
 
@@ -660,7 +664,7 @@ def test_bad_ratio(ratio):
 
 
 def test_bad_law():
-    with pytest.raises(ValueError, match="law='normal'.*'exponential', 'gamma', 'pareto'"):
+    with pytest.raises(ValueError, match=r"law='normal'.*'exponential', 'gamma', 'pareto'"):
         SIDCo(0.01, law="normal")
 
 

@@ -1,4 +1,4 @@
-"""The networks of the workloads. A language model takes (tokens, state) and gives (scores, state); the others take images.
+"""The networks of the workloads. Language models take (tokens, state) and give (scores, state); the others take images.
 
 Weights come from the global generator, as torch does it; ``Workload.model`` seeds it and puts it back.
 """
@@ -125,7 +125,7 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.mlp(x)
+        return torch.add(x, self.mlp(x))
 
 
 def _conv(channels: int, width: int, stride: int = 1) -> nn.Module:
