@@ -15,6 +15,7 @@ COMMANDS = {
     "topk": [sys.executable, str(HERE / "topk.py")],
     "sidco": [sys.executable, str(HERE / "sidco.py")],
     "index_codec": [sys.executable, str(HERE / "index_codec.py")],
+    "lab_overhead": [sys.executable, str(HERE / "lab_overhead.py")],
     "thresholds": [sys.executable, str(HERE / "thresholds.py")],
 }
 
