@@ -2,8 +2,8 @@
 
     python benchmarks/lab_overhead.py [--json FILE]
 
-Both are started with torchrun, train the same network on the same batches, and take the time of every step. Also: how long
-it takes from the command to the first step.
+Both are started with torchrun, train the same network on the same batches, and take the time of every step. Also: how
+long it takes from the command to the first step.
 """
 
 import argparse

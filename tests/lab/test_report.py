@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tersegrad.cli import main
+from tersegrad.lab import network as networks
 from tersegrad.lab import plots
 from tersegrad.lab.report import write_report
 from tersegrad.lab.results import Cell, read_folder, read_run
@@ -522,3 +524,26 @@ def test_browser_follows_light_and_dark(rich, browse, tmp_path, scheme, dark):
     assert (paper > 240) != dark
     ink = [level for _, level in colours]
     assert max(ink) - min(ink) > 180, "there is readable text on it"
+
+
+# ---- from training to the page, for real ---------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(networks.permitted() is not None, reason=str(networks.permitted()))
+def test_two_minutes_of_training_and_their_page(tmp_path, browse):
+    specs = ["none", "torch:bf16", "topk", "sidco"]
+    link = ["--workers", "4", "--bandwidth", "100Mbit", "--network", "netns"]
+    assert main(["train", *specs, "--workload", "digits", *link, "--steps", "100", "--out", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path)]) == 0
+    page = Page(browse(tmp_path / "report.html", "--dump-dom"))
+    lasts = {}
+    for file in tmp_path.glob("*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lasts[lines[0]["spec"]] = lines[-1]
+    assert set(lasts) == set(specs)
+    for spec, last in lasts.items():
+        assert page.value(spec, "score") == pytest.approx(last["score"])
+        step = lasts["none"]["seconds"] / last["seconds"]
+        assert page.value(spec, "speedup") == pytest.approx(step, rel=0.02)
+    assert page.value("topk", "speedup") > 1.5, "a hundredth of the bytes on a slow link, and no gain"

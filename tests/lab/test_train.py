@@ -135,24 +135,14 @@ def test_the_lab_changes_nothing(tmp_path, spec, by_hand):
 
 @pytest.mark.slow
 @needs_namespaces
-def test_ctrl_c_leaves_finished_runs_and_no_namespaces(tmp_path):
+@pytest.mark.parametrize(("signum", "kind"), [(signal.SIGINT, "netns"), (signal.SIGTERM, "throttled")])
+def test_an_interrupted_run_leaves_nobody_behind(tmp_path, signum, kind):
     argv = [sys.executable, "-m", "tersegrad.cli", "train", "topk", "bf16", "--workload", "digits", "--workers", "2"]
-    argv += [
-        "--bandwidth",
-        "50Mbit",
-        "--network",
-        "netns",
-        "--seconds",
-        "300",
-        "--epochs",
-        "1000",
-        "--out",
-        str(tmp_path),
-    ]
+    argv += ["--bandwidth", "50Mbit", "--network", kind, "--epochs", "1000", "--out", str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         wait_for_a_step(tmp_path, process)
         keepers = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signum)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped. The same command goes on from here" in errors

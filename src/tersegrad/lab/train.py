@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,7 +190,7 @@ def make_runs(configs: list[Config], network: Network | None, progress: Progress
     files = {Path(config.file): _add_bar(config, progress) for config in configs}
     for file in files:
         file.unlink(missing_ok=True)  # cut off in the middle: made anew
-    with tempfile.TemporaryDirectory(prefix="tersegrad-logs-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tersegrad-logs-") as folder, _termination_as_interrupt():
         workers = _launch(configs, network, Path(folder))
         try:
             while any(worker.poll() is None for worker in workers):
@@ -205,6 +206,23 @@ def make_runs(configs: list[Config], network: Network | None, progress: Progress
             _show(file, bar, progress)
             if not is_finished(file) or any(codes):
                 raise RunFailedError(_last_words(config, codes, Path(folder)))
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, so that no worker is left behind. Workers are not in our process group."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def is_finished(file: Path) -> bool:
