@@ -334,3 +334,12 @@ def require(spec: Spec, field_name: str, kind: type, advice: str) -> None:
         raise TypeError(
             f"{type(spec).__name__}: {field_name} must be a {kind.__name__.lower()}, and {value!r} is not one. {advice}"
         )
+
+
+def require_fraction(spec: Spec, field_name: str, advice: str) -> None:
+    """Refuses a field that is not a number above 0 and at most 1."""
+    value = getattr(spec, field_name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(
+            f"{type(spec).__name__}({field_name}={value!r}): a fraction is above 0 and at most 1. {advice}"
+        )

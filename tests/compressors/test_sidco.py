@@ -15,7 +15,7 @@ import torch
 import laws
 from tersegrad import local, state
 from tersegrad.compressors import BF16, SIDCo
-from tersegrad.compressors.sidco import ADAPT_EVERY, CAP, GOAL_RANGE, SAMPLE, TOLERANCE, _Sample
+from tersegrad.compressors.sidco import ADAPT_EVERY, CAP, GOAL_RANGE, SAMPLE, _Sample
 from tersegrad.core import Bucket
 from tersegrad.reducers import AllGather
 from tersegrad.wrappers import ErrorFeedback
@@ -266,9 +266,6 @@ def check_run(done, ratio, numel):
     assert max(done.stages) <= {0.1: 4, 0.01: 7, 0.001: 10}[ratio]
     for step, (before, after) in enumerate(itertools.pairwise(done.stages), start=1):
         assert abs(after - before) <= (step % ADAPT_EVERY == 0)
-        lately = done.sent[max(0, step - ADAPT_EVERY) : step]
-        if max(lately) < cap(ratio, numel) and abs(np.mean(lately) / target - 1) < TOLERANCE - 1e-9:
-            assert after == before, f"step {step}: close enough, and yet another number of stages"
 
 
 @pytest.mark.parametrize("feedback", [True, False], ids=["error feedback", "no feedback"])
@@ -442,23 +439,22 @@ def test_the_goal_makes_good_half_of_the_error(scripted):
     assert state_["goal"] == pytest.approx(0.5)
 
 
-def test_k_zero_is_legal_and_counted(scripted):
-    x = scripted(lambda stages: 0)
+@pytest.mark.parametrize("density", [0, 0.01, 0.49])
+def test_a_fit_that_lets_too_few_through_gives_way_to_exact_selection(scripted, density):
+    x = scripted(lambda stages: density)
     compressor = SIDCo(0.01, stages=1)
-    state_ = fresh(compressor, x.numel())
-    for step in range(1, 8):
-        payload = compressor.encode(x, state_)
-        state.settle(state_, keep=True)
-        assert payload.finite
-        assert state_["empty"] == step
-        decoded = torch.zeros_like(x)
-        compressor.accumulate(payload, decoded)
-        assert not decoded.any()
+    chosen = select(compressor, x, fresh(compressor, x.numel()))
+    assert chosen.tolist() == list(range(9_900, 10_000))
 
 
 @every_law
-def test_a_vector_of_zeros_is_an_empty_payload(law):
+def test_a_vector_of_zeros_is_an_empty_payload_and_is_counted(law):
     compressor = SIDCo(0.01, law=law)
+    payload = compressor.encode(torch.zeros(1000), fresh(compressor, 1000))
+    assert payload.finite
+    decoded = torch.zeros(1000)
+    compressor.accumulate(payload, decoded)
+    assert not decoded.any()
     _, state_ = controller(compressor, torch.zeros(1000), 12)
     assert state_["empty"] == 12
 
@@ -482,16 +478,16 @@ def test_no_more_than_the_cap_and_those_are_the_largest(scripted, density):
     x = x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(8))] * torch.tensor([1.0, -1.0]).repeat(
         5000
     )
-    compressor = SIDCo(0.01)
+    compressor = SIDCo(0.01, stages=1)
     chosen = select(compressor, x, fresh(compressor, x.numel()))
     assert chosen.dtype == torch.int32
     assert chosen.tolist() == torch.topk(x.abs(), cap(0.01, 10_000)).indices.sort().values.tolist()
 
 
-@pytest.mark.parametrize("density", [0, 0.01, 1.0, CAP - 0.01, CAP])
+@pytest.mark.parametrize("density", [0.5, 1.0, CAP - 0.01, CAP])
 def test_up_to_the_cap_all_that_is_above_is_sent(scripted, density):
     x = scripted(lambda stages: density)
-    compressor = SIDCo(0.01)
+    compressor = SIDCo(0.01, stages=1)
     chosen = select(compressor, x, fresh(compressor, x.numel()))
     assert chosen.tolist() == list(range(10_000 - round(100 * density), 10_000))
 
@@ -501,7 +497,7 @@ def test_up_to_the_cap_all_that_is_above_is_sent(scripted, density):
 def test_the_cap_of_odd_lengths(ratio, numel, monkeypatch):
     monkeypatch.setattr(SIDCo, "threshold", lambda self, sample, goal, stages: 0.0)  # everything comes through
     x = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
-    compressor = SIDCo(ratio)
+    compressor = SIDCo(ratio, stages=1)
     chosen = select(compressor, x, fresh(compressor, numel))
     k = min(numel, cap(ratio, numel))
     assert chosen.tolist() == torch.topk(x.abs(), k).indices.sort().values.tolist()
@@ -510,7 +506,7 @@ def test_the_cap_of_odd_lengths(ratio, numel, monkeypatch):
 @every_law
 def test_what_is_sent_and_what_stays_are_the_whole_bit_for_bit(law):
     """Also at first, when the heavy tail makes one stage of an exponential law let far too many through."""
-    reducer = ErrorFeedback(AllGather(SIDCo(0.001, law=law)))
+    reducer = ErrorFeedback(AllGather(SIDCo(0.001, law=law, stages=1)))
 
     def work(comm):
         bucket = Bucket.flat(N)
@@ -533,6 +529,60 @@ def test_what_is_sent_and_what_stays_are_the_whole_bit_for_bit(law):
 
     capped = local.run(1, work)[0]
     assert capped or law == "pareto"  # the Pareto law is a good one here
+
+
+# ---- vectors that no law fits --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", ["gamma", "pareto"])
+def test_outliers_that_are_almost_equal(law):
+    """A share above one of a narrow tail once overflowed."""
+    x = torch.full((1000,), 0.1)
+    x[:10] = 100 + torch.arange(10) * 1e-3
+    run(SIDCo(0.02, law=law), [x] * 30, feedback=True)
+
+
+@every_law
+@pytest.mark.parametrize("x", [torch.ones(1), torch.full((1000,), 0.25), torch.tensor([1.0, -1.0]).repeat(500)])
+def test_nothing_is_held_back_for_ever(law, x):
+    assert sum(run(SIDCo(0.01, law=law), [x] * 60, feedback=True).sent) > 0
+
+
+@every_law
+def test_loud_columns_of_a_matrix_do_not_resonate_with_the_sample(law):
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((2, 1024, 4096), dtype=np.float32)
+    rows[:, :, 1024:2048] *= 5
+    done = run(SIDCo(0.01, law=law), [tensor(x.reshape(-1)) for x in rows] * 10, feedback=False)
+    densities = np.array(done.sent[5:]) / (0.01 * 1024 * 4096)
+    assert densities.min() > 0.8
+    assert densities.mean() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("feedback", [True, False], ids=["error feedback", "no feedback"])
+@pytest.mark.parametrize(
+    ("share", "scale", "law", "ratio"),
+    [
+        (0.2, 100, "exponential", 0.001),
+        (0.002, 30, "exponential", 0.001),
+        (0.02, 30, "exponential", 0.1),
+        (0.02, 100, "gamma", 0.1),
+    ],
+)
+def test_two_scales(share, scale, law, ratio, feedback):
+    rng = np.random.default_rng(0)
+    scales = np.where(rng.random(N) < share, scale, 1).astype(np.float32)
+    vectors = [tensor(rng.standard_normal(N, dtype=np.float32) * scales) for _ in range(60)]
+    done = run(SIDCo(ratio, law=law), vectors, feedback)
+    assert np.mean(done.sent[20:]) / (ratio * N) == pytest.approx(1, abs=0.15)
+
+
+@every_law
+def test_infinity_among_huge_numbers_outside_the_sample(law):
+    x = torch.linspace(-1, 1, 2 * SAMPLE) * 3e38
+    x[1500] = math.inf
+    compressor = SIDCo(0.001, law=law)
+    assert not compressor.encode(x, fresh(compressor, x.numel())).finite
 
 
 # ---- several workers -----------------------------------------------------------------------------
@@ -655,11 +705,11 @@ def test_numbers_that_add_up_to_more_than_float32_are_finite(law):
 # ---- the spec, and its state ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", [0, 0.0, 1, 1.0, -0.1, 2, math.nan, math.inf])
+@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 2, math.nan, math.inf, True, "0.01"])
 def test_bad_ratio(ratio):
-    with pytest.raises(ValueError, match=r"between 0 and 1.*SIDCo\(ratio=0\.01\)"):
+    with pytest.raises(ValueError, match=r"above 0 and at most 1.*SIDCo\(ratio=0\.01\)"):
         SIDCo(ratio)
-    with pytest.raises(ValueError, match=r"SIDCo\(first_ratio=.*between 0 and 1"):
+    with pytest.raises(ValueError, match=r"SIDCo\(first_ratio=.*above 0 and at most 1"):
         SIDCo(0.01, first_ratio=ratio)
 
 
@@ -668,7 +718,7 @@ def test_bad_law():
         SIDCo(0.01, law="normal")
 
 
-@pytest.mark.parametrize("stages", [0, -1, 2.5, "many", None])
+@pytest.mark.parametrize("stages", [0, -1, 2.5, "many", None, True])
 def test_bad_stages(stages):
     with pytest.raises(ValueError, match='a number from 1 on, or "adaptive"'):
         SIDCo(0.01, stages=stages)

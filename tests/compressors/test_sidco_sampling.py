@@ -30,15 +30,19 @@ def test_a_bad_value_outside_the_sample_is_found(bad, where):
     spec = SIDCo(0.001)
     state = spec.init(Bucket.flat(N), 0)
     x[where] = bad
-    assert _stretches(x, N // SAMPLE, state).isfinite().all(), "the case is about values that no fit sees"
     assert not spec.encode(x, state).finite
 
 
-def test_every_stretch_is_sampled_within_five_steps():
-    x = torch.arange(5 * SAMPLE, dtype=torch.float32)
-    state = {"calls": 0}
-    seen = set()
+def test_one_stretch_of_every_group_and_another_one_next_time():
+    every = 5
+    x = torch.arange(every * SAMPLE, dtype=torch.float32)
+    places = []
     for calls in range(5):
-        state["calls"] = calls
-        seen |= set(_stretches(x, 5, state)[::STRETCH].tolist())
-    assert len(seen) == 5 * SAMPLE // STRETCH
+        stretches = _stretches(x, every, {"calls": calls}).view(-1, STRETCH)
+        assert torch.equal(stretches, stretches[:, :1] + torch.arange(STRETCH)), "a stretch is contiguous"
+        first = (stretches[:, 0] / STRETCH).long()
+        assert torch.equal(first // every, torch.arange(len(first))), "one of every group"
+        places.append(first % every)
+    for place in places:
+        assert torch.bincount(place, minlength=every).min() > 0.1 * len(place), "all places of a group are used"
+    assert not torch.equal(places[0], places[1])

@@ -32,7 +32,7 @@ def pareto(mean: float, variance: float, ratio: float) -> float:
         return mean
     spread = mean * mean / variance
     xi, sigma = (1 - spread) / 2, mean * (spread + 1) / 2
-    t = -xi * math.log(ratio)
+    t = min(-xi * math.log(ratio), 50.0)  # a narrow sample asked for more than there is: below all of it is enough
     return sigma * -math.log(ratio) * (math.expm1(t) / t if t else 1.0)
 
 

@@ -15,12 +15,13 @@ from tersegrad import kernels
 from tersegrad.codecs import tails
 from tersegrad.compressors.identity import Identity
 from tersegrad.compressors.sparse import Sparse
-from tersegrad.core import Bucket, Compressor, State, later, scratch
+from tersegrad.core import Bucket, Compressor, State, later, require_fraction, scratch
 
 ADAPT_EVERY = 5  # steps between two looks at the number of stages
 TOLERANCE = 0.2  # of the target; within it, the number of stages stays
 CAP = 1.0 + TOLERANCE  # times the target: no step sends more
 FEEDBACK = 0.5  # of a step's error (in logarithms) is made good in the next goal
+REFINEMENTS = 4  # stages that one step may add to those planned
 SAMPLE = 1 << 20  # elements that are enough to fit a law to
 STRETCH = 1024  # elements of one stretch of a sample
 GOAL_RANGE = 20.0  # the goal stays within this factor of the target
@@ -54,13 +55,11 @@ class SIDCo(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("ratio", "first_ratio"):
-            value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ValueError(f"SIDCo({name}={value!r}): a fraction is between 0 and 1. 1 % is SIDCo(ratio=0.01).")
+        require_fraction(self, "ratio", "1 % is SIDCo(ratio=0.01).")
+        require_fraction(self, "first_ratio", "The paper's is 0.25.")
         if self.law not in _LAWS:
             raise ValueError(f"SIDCo(law={self.law!r}): the laws are {', '.join(map(repr, _LAWS))}.")
-        if self.stages != "adaptive" and not (isinstance(self.stages, int) and self.stages >= 1):
+        if self.stages != "adaptive" and not (type(self.stages) is int and self.stages >= 1):
             raise ValueError(f'SIDCo(stages={self.stages!r}): give a number from 1 on, or "adaptive".')
 
     def init(self, bucket: Bucket, seed: int) -> State:
@@ -77,10 +76,16 @@ class SIDCo(Sparse):
         if not sample.finite:
             return None
         threshold = self.threshold(sample, target * state["goal"], state["stages"])
+        fitted = sample.tail(threshold).count
+        if self.stages == "adaptive":
+            threshold = self._refined(sample, target, threshold)
         room = scratch(state, "chosen", math.ceil(2 * CAP * target), torch.int32, x.device)
-        count = kernels.on(x).above(x, threshold, room)
-        self._learn(sample, count, target, state)
+        count = kernels.on(x).above(x, min(threshold, _LARGEST), room)
+        self._learn(sample, fitted, target, state)
+        later(state, empty=state["empty"] + (count == 0))
         cap = math.ceil(CAP * target)
+        if count < target / 2 and sample.tail(0.0).count > count:
+            return _largest(x, max(1, round(target)), state)  # no law fits: a constant vector, a few spikes
         if count <= cap:
             return room[:count]
         if count > room.numel():
@@ -107,6 +112,19 @@ class SIDCo(Sparse):
             threshold = max(0.0, threshold + self._later(tail, share))
         return threshold
 
+    def _refined(self, sample: "_Sample", target: float, threshold: float) -> float:
+        """Further stages in the same step while the fit is off; the law of the last tail also leads back down."""
+        for _ in range(REFINEMENTS):
+            tail = sample.tail(threshold)
+            if abs(tail.count / target - 1) <= TOLERANCE / 4:
+                break
+            if tail.count < 2:
+                threshold /= 2
+            else:
+                share = min(max(target / tail.count, 0.25), 4.0)
+                threshold = max(0.0, threshold + self._later(tail, share))
+        return threshold
+
     def _first(self, sample: "_Sample", tail: "_Tail", ratio: float) -> float:
         if self.law == "exponential":
             return tails.exponential(tail.mean, ratio)
@@ -121,8 +139,11 @@ class SIDCo(Sparse):
 
     # ---- the controller -----------------------------------------------------------------------------
 
-    def _learn(self, sample: "_Sample", count: int, target: float, state: State) -> None:
-        """Corrects the goal at every step; every few steps, if still off, tries one stage more and one less."""
+    def _learn(self, sample: "_Sample", count: float, target: float, state: State) -> None:
+        """Corrects the goal at every step; every few steps, if still off, tries one stage more and one less.
+
+        It learns from what the planned stages would have sent, so that further ones become needless.
+        """
         error = math.log(target / max(count, 0.1 * target))
         goal = min(max(state["goal"] * math.exp(FEEDBACK * error), 1 / GOAL_RANGE), GOAL_RANGE)
         calls, achieved = state["calls"] + 1, state["achieved"] + count / target
@@ -132,11 +153,11 @@ class SIDCo(Sparse):
                 stages = self._best_stages(sample, target, stages)
                 goal = goal if stages == state["stages"] else 1.0
             calls, achieved = 0, 0.0
-        later(state, goal=goal, stages=stages, calls=calls, achieved=achieved, empty=state["empty"] + (count == 0))
+        later(state, goal=goal, stages=stages, calls=calls, achieved=achieved)
 
     def _best_stages(self, sample: "_Sample", target: float, stages: int) -> int:
         """Of this number of stages, one less and one more: the one that comes closest to the target on this vector."""
-        most = math.ceil(math.log(self.ratio) / math.log(0.5))
+        most = max(1, math.ceil(math.log(self.ratio) / math.log(0.5)))
 
         def miss(candidate: int) -> float:
             count = sample.tail(self.threshold(sample, target, candidate)).count
@@ -153,6 +174,7 @@ def _largest(x: Tensor, k: int, state: State) -> Tensor | None:
     return largest if kernel.top_k(x, k, largest, candidates) >= 0 else None
 
 
+_LARGEST = torch.finfo(torch.float32).max  # a threshold above it would be infinite, and hide an infinity
 _LAWS = ("exponential", "gamma", "pareto")
 
 
@@ -196,7 +218,10 @@ class _Sample:
 def _stretches(x: Tensor, every: int, state: State) -> Tensor:
     """One of every ``every`` stretches of the vector, in scratch; which one changes from step to step."""
     groups = x.numel() // (every * STRETCH)
-    first = state["calls"] * every // ADAPT_EVERY
+    group = torch.arange(groups, device=x.device)
+    # Hashed: stretches at a fixed distance would see the same columns of every row of a matrix.
+    chosen = group * every + ((group * 0x9E3779B1 + state["calls"] * 0x85EBCA6B) % 0xFFFFFFFB >> 7) % every
     packed = scratch(state, "sample", groups * STRETCH, torch.float32, x.device)
-    packed.view(groups, STRETCH).copy_(x[: groups * every * STRETCH].view(groups, every, STRETCH)[:, first])
+    whole = x[: groups * every * STRETCH].view(-1, STRETCH)
+    torch.index_select(whole, 0, chosen, out=packed.view(groups, STRETCH))
     return packed

@@ -13,7 +13,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.compressors.identity import Identity
 from tersegrad.compressors.sparse import Sparse
-from tersegrad.core import Compressor, State, scratch
+from tersegrad.core import Compressor, State, require_fraction, scratch
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,8 +27,7 @@ class TopK(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"TopK(ratio={self.ratio!r}): a ratio is above 0 and at most 1. 1 % is TopK(ratio=0.01).")
+        require_fraction(self, "ratio", "1 % is TopK(ratio=0.01).")
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
         """Exact selection (``kernels/*/select.py``)."""
