@@ -257,10 +257,10 @@ def run(compressor, vectors, feedback):
     return done
 
 
-def check_run(done, ratio, numel):
+def check_run(done, ratio, numel, within=0.1):
     """Density on target after 50 steps, never above the cap, and stages that change as slowly as they should."""
     target = ratio * numel
-    assert np.mean(done.sent[50:]) / target == pytest.approx(1, abs=0.1)  # the cap alone would see to 0.2
+    assert np.mean(done.sent[50:]) / target == pytest.approx(1, abs=within)  # the cap alone would see to 0.2
     assert max(done.sent) <= cap(ratio, numel)
     assert min(done.stages) >= 1
     assert max(done.stages) <= {0.1: 4, 0.01: 7, 0.001: 10}[ratio]
@@ -294,7 +294,7 @@ def test_the_loop_finds_the_target_on_real_gradients(law):
         starts = rng.integers(0, x.size, STEPS)
         steps = [tensor(x + noise[start : start + x.size]) for start in starts]
         for ratio in RATIOS:
-            check_run(run(SIDCo(ratio, law=law), steps, feedback=True), ratio, x.size)
+            check_run(run(SIDCo(ratio, law=law), steps, feedback=True), ratio, x.size, within=0.15)
 
 
 # ---- long vectors, of which a sample is fitted ----------------------------------------------------
