@@ -5,6 +5,7 @@ import hashlib
 import io
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -260,12 +261,15 @@ def overflow() -> dict[str, Any]:
 
 def on_a_subgroup() -> str:
     """A model on two of four ranks."""
-    group = dist.new_group([1, 3])
+    group, ours = dist.new_group([1, 3]), dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
         return "outside"
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(), process_group=group, bucket_cap_mb=0.05)
-    handle = tersegrad.attach(model, "topk")
+    for wrong in (None, group):
+        with pytest.raises(ValueError, match=r"torch\.distributed\.new_group"):
+            tersegrad.attach(model, "topk", group=wrong)
+    handle = tersegrad.attach(model, "topk", group=ours)
     steps(model, 0, 3)
     handle.close()
     return digest(model)

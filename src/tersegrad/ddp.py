@@ -43,22 +43,24 @@ def attach(
     network: Callable[[Comm], Comm] | None = None,
     seed: int = 0,
     timeout: float = 300.0,
+    group: dist.ProcessGroup | None = None,
 ) -> "Handle":
     """Makes a DDP model average its gradients by ``spec``: a preset, an expression or a reducer object.
 
     Every rank calls it, with the same spec, once, after wrapping the model in DDP. ``network`` wraps the communication,
     e.g. ``Throttled("100Mbit")``. ``seed`` feeds all randomness of the method. ``timeout`` is how many seconds a worker
-    waits for another before it gives up.
+    waits for another before it gives up. ``group`` is a gloo group for our use alone; it is needed only for a model
+    that lives on some of the ranks, because all ranks must take part in making a group.
     """
     reducer = parse_reducer(spec)
-    _refuse_what_cannot_work(model, timeout)
+    _refuse_what_cannot_work(model, timeout, group)
     slot = _slots.get(model)
     if slot is not None and slot.handle is not None:
         raise RuntimeError(
             f"this model is attached already, to {slot.handle.spec!r}. Call close() on that handle first, "
             "or attach once with ByName({...}) to treat parameters differently."
         )
-    handle = Handle(model, reducer, network, seed, timeout)
+    handle = Handle(model, reducer, network, seed, timeout, group)
     if slot is None:
         slot = _Slot(model.process_group)
         try:
@@ -74,7 +76,7 @@ def attach(
     return handle
 
 
-def _refuse_what_cannot_work(model: Any, timeout: float) -> None:
+def _refuse_what_cannot_work(model: Any, timeout: float, group: dist.ProcessGroup | None) -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             "the process group is not initialised. Start the script with torchrun and call "
@@ -90,6 +92,18 @@ def _refuse_what_cannot_work(model: Any, timeout: float) -> None:
         raise ValueError(
             f"the model's parameters are on {', '.join(sorted(devices))}. This version has only been run with "
             "parameters on the CPU and the gloo backend, so it refuses anything else."
+        )
+    ranks = dist.get_process_group_ranks(model.process_group)
+    if group is None and len(ranks) < dist.get_world_size():
+        raise ValueError(
+            f"the model lives on ranks {ranks} of {dist.get_world_size()}, and a process group can only be made by all "
+            f"ranks together. Write on every rank: group = torch.distributed.new_group({ranks}, backend='gloo'); and "
+            "where the model is: tersegrad.attach(model, ..., group=group)."
+        )
+    if group is not None and (group is model.process_group or dist.get_process_group_ranks(group) != ranks):
+        raise ValueError(
+            f"group must be a group of its own with the ranks of the model, {ranks}: collectives of two users in one "
+            "group get mixed up. Make another one with torch.distributed.new_group."
         )
     if timeout <= 0:
         raise ValueError(f"timeout={timeout!r}: give the seconds to wait for another worker, e.g. timeout=300.")
@@ -131,6 +145,7 @@ class Handle:
         network: Callable[[Comm], Comm] | None,
         seed: int,
         timeout: float,
+        group: dist.ProcessGroup | None,
     ):
         self.spec = spec
         self._seed = seed
@@ -142,13 +157,10 @@ class Handle:
         self._finite = True  # every mean of the step so far
         self._nonfinite_steps = 0
         self._dense_bytes = 0
-        ranks = dist.get_process_group_ranks(model.process_group)
-        # Local synchronisation lets a part of the ranks make a group, but hangs if they have made unequal numbers of
-        # groups before; so it is used only where it must be.
-        part = len(ranks) < dist.get_world_size()
-        self._group = dist.new_group(
-            ranks, timeout=timedelta(seconds=timeout), backend="gloo", use_local_synchronization=part
-        )
+        self._own_group = group is None
+        if group is None:
+            group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
+        self._group = group
         comm: Comm = TorchComm(self._group)
         self._comm = Metered(network(comm) if network is not None else comm)
         self._worker = _Worker()
@@ -313,7 +325,7 @@ class Handle:
         for slot in list(_slots.values()):
             if slot.handle is self:
                 slot.handle = None
-        if self._worker.stop() and dist.is_initialized():
+        if self._worker.stop() and self._own_group and dist.is_initialized():
             dist.destroy_process_group(self._group)
 
 
