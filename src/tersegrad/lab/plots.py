@@ -192,7 +192,7 @@ def map_figure(cells: Sequence[Cell], baseline: str = "best dense") -> Figure:
         for spine in axes.spines.values():
             spine.set_visible(False)
         axes.set_xlabel("bandwidth of the link")
-        axes.set_title(_short(f"step time / {baseline} (below 1, blue: faster)", 60), loc="left")
+        figure.suptitle(_short(f"step time / {baseline} (below 1, blue: faster)", 60))  # of the figure: labels are wide
     return figure
 
 
