@@ -323,12 +323,20 @@ def test_lines_after_the_end_and_missing_folders(tmp_path):
 
 @quick
 @pytest.mark.parametrize(
-    ("network", "latency", "emulated"),
-    [("throttled", None, True), ("throttled", "1ms", True), ("netns", "1ms", True), ("netns", None, False)],
+    ("network", "latency", "kernel", "emulated"),
+    [
+        ("throttled", None, False, True),
+        ("throttled", "1ms", False, True),
+        ("netns", "1ms", False, True),
+        ("netns", "1ms", True, False),
+        ("netns", None, False, False),
+    ],
 )
-def test_an_emulated_link_is_called_so(tmp_path, network, latency, emulated):
-    write(tmp_path, "a", events("none", network=network, latency=latency))
-    assert ("EMULATED" in report(tmp_path).text) == emulated
+def test_an_emulated_link_is_called_so(tmp_path, network, latency, kernel, emulated):
+    write(tmp_path, "a", events("none", network=network, latency=latency, kernel_latency=kernel))
+    text = report(tmp_path).text
+    assert ("EMULATED" in text) == emulated
+    assert ("1ms" in text) == (latency is not None)
 
 
 @pytest.fixture(scope="module")

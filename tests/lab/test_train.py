@@ -16,7 +16,7 @@ from tersegrad.cli import main
 from tersegrad.lab import network as networks
 from tersegrad.lab.map import Cell, step_ms, with_ratios
 from tersegrad.lab.methods import Method
-from tersegrad.lab.train import Plan, RunFailedError, read_events, train
+from tersegrad.lab.train import Plan, RunFailedError, open_network, read_events, train
 
 needs_namespaces = pytest.mark.skipif(networks.permitted() is not None, reason=str(networks.permitted()))
 
@@ -237,3 +237,24 @@ def test_map_arithmetic(tmp_path):
 def test_a_map_needs_something_dense(tmp_path, capsys):
     assert main(["map", "topk", "--workload", "digits", "--out", str(tmp_path)]) == 2
     assert "a map needs a dense baseline" in capsys.readouterr().err
+
+
+@needs_namespaces
+def test_latency_is_the_kernels_where_it_can_delay_packets(tmp_path, monkeypatch):
+    slow = plan(tmp_path, "torch:bf16", network="netns", bandwidth="100Mbit", latency="5ms")
+    if networks.latency_supported():
+        events = run(slow)["torch:bf16"]
+        assert events[0]["kernel_latency"] is True
+        assert step_ms(Path(slow.configs()[0].file)) > 10  # a ring of two needs two rounds of 5 ms
+        return
+    with pytest.raises(ValueError, match="cannot delay packets"):
+        slow.configs()
+    (emulated,) = replace(slow, specs=("topk",)).configs()
+    assert emulated.link is not None
+    # As on a kernel with netem: nothing is emulated, and the kernel is asked for the delay. This one says no.
+    monkeypatch.setattr(networks, "latency_supported", lambda: True)
+    (config,) = slow.configs()
+    assert config.kernel_latency
+    assert config.link is None
+    with pytest.raises(RuntimeError, match=r"netem delay 5000us"), open_network(config):
+        pass

@@ -72,8 +72,9 @@ def _link(setting: Setting) -> str:
         return f'<p class="warn">{text}such a link would take. No packet crossed a slow network.</p>'
     if setting.network == "none":
         return "<p>Link: the machine's own loopback, not slowed down.</p>"
-    text = f"Link: TCP between network namespaces of one machine, which the kernel holds to {escape(rate)}."
-    if not setting.latency:
+    real = escape(rate + (delay if setting.kernel_latency else ""))
+    text = f"Link: TCP between network namespaces of one machine, which the kernel holds to {real}."
+    if not setting.latency or setting.kernel_latency:
         return f"<p>{text}</p>"
     emulated = f"The latency of {escape(setting.latency)} one way is <strong>EMULATED</strong>: every collective waits"
     return f'<p class="warn">{text} {emulated} as long as it would take.</p>'

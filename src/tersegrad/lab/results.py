@@ -31,6 +31,7 @@ class Setting:
     latency: str | None
     network: str
     batch: int
+    kernel_latency: bool = False  # the latency was the kernel's own work, not emulated
 
     @property
     def more_is_better(self) -> bool:
@@ -444,6 +445,7 @@ def _setting(start: _Line) -> Setting:
         latency=None if start.fields.get("latency") is None else start.text("latency"),
         network=start.choice("network", NETWORKS),
         batch=start.count("batch"),
+        kernel_latency=start.fields.get("kernel_latency") is True,
     )
 
 

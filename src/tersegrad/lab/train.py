@@ -58,12 +58,13 @@ class Plan:
     def configs(self) -> list[Config]:
         """One per method and seed; every mistake that can be seen now is told now."""
         network = self._network()
+        by_kernel = network == "netns" and self.latency is not None and networks.latency_supported()
         workloads.find(self.workload).load(self.data)
         configs = []
         for seed in self.seeds:
             for spec in self.specs:
                 method = Method(spec)
-                if method.peer and self.latency and network == "netns":
+                if method.peer and self.latency and network == "netns" and not by_kernel:
                     raise ValueError(
                         f"--latency {self.latency} with {spec!r} on --network netns: this kernel cannot delay packets, "
                         "and an emulated latency holds back our own hooks only. Leave the latency out, or use "
@@ -71,7 +72,7 @@ class Plan:
                     )
                 if method.torch_hook() and network == "throttled":
                     raise ValueError(f"{spec!r} talks past an emulated link. Use --network netns, or leave it out.")
-                configs.append(self._config(spec, seed, network))
+                configs.append(replace(self._config(spec, seed, network), kernel_latency=by_kernel))
         return configs
 
     def _network(self) -> str:
@@ -129,7 +130,8 @@ def train(plan: Plan, console: Console) -> int:
 def _describe(config: Config) -> str:
     kind = {"netns": "network namespaces", "throttled": "an EMULATED link", "none": "loopback, not slowed down"}
     rate = f" of {config.bandwidth}" if config.bandwidth else ""
-    delay = f", {config.latency} one way{' (EMULATED)' if config.network == 'netns' else ''}" if config.latency else ""
+    emulated = config.network == "netns" and not config.kernel_latency
+    delay = f", {config.latency} one way{' (EMULATED)' if emulated else ''}" if config.latency else ""
     return f"{config.workload} on {config.workers} workers, {kind[config.network]}{rate}{delay}"
 
 
@@ -167,7 +169,8 @@ def open_network(config: Config) -> Iterator[Network | None]:
     reason = networks.permitted()
     if reason is not None:
         raise ValueError(f"--network netns: {reason} Use --network throttled for an emulated link.")
-    with Network(config.workers, config.bandwidth) as network:
+    latency = config.latency if config.latency and config.kernel_latency else "0s"
+    with Network(config.workers, config.bandwidth, latency=latency) as network:
         yield network
 
 

@@ -50,13 +50,14 @@ class Config:
     timeout: float = 300.0
     evaluate: bool = True  # after each epoch; False where only time is of interest
     interface: str | None = None  # whose bytes the kernel counts, in a namespace
+    kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
 
     @property
     def link(self) -> Throttled | None:
         """The emulated part of the link: all of it, or the latency that the kernel cannot make."""
         if self.network == "throttled":
             return Throttled(self.bandwidth, latency=self.latency or "0s")
-        if self.network == "netns" and self.latency:
+        if self.network == "netns" and self.latency and not self.kernel_latency:
             return Throttled(None, latency=self.latency)
         return None
 
@@ -174,6 +175,7 @@ class Trainer:
         config = asdict(self.config)
         return {
             **{key: config[key] for key in ("spec", "workload", "workers", "bandwidth", "latency", "network", "seed")},
+            "kernel_latency": self.config.kernel_latency,
             "expression": Method(self.config.spec).expression,
             "metric": self.workload.metric,
             "parameters": self.parameters,
