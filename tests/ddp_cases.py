@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad.core import Comm
+from tersegrad.core import Bucket, Comm
 from tersegrad.reducers import Dense
 
 
@@ -73,7 +73,7 @@ def steps(model: nn.Module, first: int, count: int, accumulate: int = 1, lr: flo
 
 def train(spec: str, options: dict[str, Any], accumulate: int = 1, dtype: str = "float32") -> dict[str, Any]:
     model = make(options, getattr(torch, dtype))
-    handle = tersegrad.attach(model, spec)
+    handle = tersegrad.attach(model, spec, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
     losses = steps(model, 0, 6, accumulate)
     metrics = handle.metrics()
     handle.close()
@@ -141,6 +141,76 @@ def resume(spec: str) -> dict[str, Any]:
     return {"whole": digest(whole), "resumed": digest(second)}
 
 
+class _Spy(Dense):
+    """Plain, but wants squares and keeps what it is given."""
+
+    squares = "samples"
+
+    def reduce(self, bucket: Bucket, x: Any, out: Any, state: Any, comm: Comm) -> None:
+        for name, part in zip(bucket.names, bucket.squares.split(bucket.sizes), strict=True):
+            seen[name] = part.clone()
+        super().reduce(bucket, x, out, state, comm)
+
+
+seen: dict[str, torch.Tensor] = {}
+
+
+def squares_in_the_hook(options: dict[str, Any], accumulate: int) -> float:
+    """Largest relative error of the squares that the reducer sees, over steps, against a loop over samples."""
+    model = make(options)
+    handle = tersegrad.attach(model, _Spy())
+    worst = 0.0
+    for step in range(4):
+        seen.clear()
+        steps(model, step, 1, accumulate, lr=0.0)
+        module = model.module
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+        want = dict.fromkeys(names, 0.0)
+        for micro in range(accumulate):
+            x, y = batch(100 * micro + step)
+            for i in range(len(x)):
+                value = nn.functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]) / len(x)
+                grads = torch.autograd.grad(value, [p for p in module.parameters() if p.requires_grad])
+                for name, g in zip(names, grads, strict=True):
+                    want[name] = want[name] + g.square().flatten()
+        for name in names:
+            worst = max(worst, float((seen[name] - want[name]).abs().max() / want[name].abs().max()))
+    handle.close()
+    return worst
+
+
+def flush(spec: str, after_loading: bool) -> dict[str, float]:
+    """With fixed weights: sum of means + what flush gives - sum of mean gradients, relative; and a second flush."""
+    model = make({})
+    handle = tersegrad.attach(model, spec)
+    names = [name for name, p in model.module.named_parameters() if p.requires_grad]
+    parameters = [model.module.get_parameter(name) for name in names]
+    sent, local = [0.0] * len(names), [0.0] * len(names)
+    for step in range(4):
+        grads = torch.autograd.grad(loss(model.module, step), parameters)
+        model.zero_grad()
+        loss(model, step).backward()
+        local = [a + g for a, g in zip(local, grads, strict=True)]
+        sent = [a + p.grad for a, p in zip(sent, parameters, strict=True)]
+    if after_loading:
+        saved = handle.state_dict()
+        handle.close()
+        handle = tersegrad.attach(model, spec)
+        handle.load_state_dict(saved)
+    handle.flush()
+    worst = 0.0
+    for a, total, p in zip(sent, local, parameters, strict=True):
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+        worst = max(worst, float((a + p.grad - total).abs().max() / total.abs().max()))
+    largest = max(float(p.grad.abs().max()) for p in parameters)
+    handle.flush()
+    left = max(float(p.grad.abs().max()) for p in parameters)
+    steps(model, 4, 1)
+    handle.close()
+    return {"error": worst, "flushed": largest, "left": left}
+
+
 def refusals() -> dict[str, str]:
     """Everything attach() and load_state_dict() refuse, with the words they use."""
     said = {}
@@ -155,6 +225,7 @@ def refusals() -> dict[str, str]:
     expect("not ddp", tersegrad.attach, model.module, "topk")
     expect("unknown", tersegrad.attach, model, "topkk")
     expect("compressor", tersegrad.attach, model, "TopK(0.1)")
+    expect("lr", tersegrad.attach, model, "Schedule(AllGather(TopK(0.1)), 'ratio', smoothness=1.0)")
     expect("timeout", tersegrad.attach, model, "topk", timeout=0)
     other = "topk" if dist.get_rank() else "bf16"
     expect("disagree", tersegrad.attach, model, other)

@@ -68,11 +68,29 @@ def test_resume_is_bit_identical_with_other_buckets(gloo4, spec):
         assert result["whole"] == result["resumed"]
 
 
+# static graph with no_sync in its first step fails inside torch, with plain DDP too
+@pytest.mark.parametrize(
+    ("option", "accumulate"), [(o, k) for o in OPTIONS for k in (1, 3) if o != "static graph" or k == 1]
+)
+def test_squares_of_single_samples_are_ready_in_the_hook(gloo4, option, accumulate):
+    assert max(gloo4.run(ddp_cases.squares_in_the_hook, OPTIONS[option], accumulate)) < 1e-4
+
+
+@pytest.mark.parametrize("after_loading", [False, True])
+@pytest.mark.parametrize("spec", [SPARSE, MIXED, "ErrorFeedback(VGC(alpha=2.0))", "ErrorFeedback(VGC(tau=0.01))"])
+def test_flush_hands_out_all_that_was_late(gloo4, spec, after_loading):
+    for result in gloo4.run(ddp_cases.flush, spec, after_loading):
+        assert result["error"] < 1e-5
+        assert result["flushed"] > 0
+        assert result["left"] == 0
+
+
 def test_refusals_say_what_to_do(gloo4):
     for said in gloo4.run(ddp_cases.refusals):
         assert "TypeError: attach() needs a DistributedDataParallel model, and this is a Net" in said["not ddp"]
         assert "'topkk' in 'topkk' is unknown" in said["unknown"]
         assert "is a compressor" in said["compressor"]
+        assert "optimizer=optimizer" in said["lr"]
         assert "give the seconds" in said["timeout"]
         assert "rank 0: tersegrad" in said["disagree"]
         assert "AllReduce(BF16())" in said["disagree"]

@@ -5,6 +5,7 @@ import torch
 
 import laws
 from registered import COMPRESSORS, REDUCERS
+from tersegrad.reducers import AllReduce
 from tersegrad.spec import registry
 
 GRADIENT = laws.laplace(laws.BUCKET.numel)
@@ -25,6 +26,12 @@ def test_every_class_has_a_working_example():
 @every_reducer
 def test_conservation(reducer, size):
     laws.check_conservation(reducer, size, GRADIENT)
+
+
+@every_size
+@pytest.mark.parametrize("reducer", [r for r in REDUCERS if isinstance(r, AllReduce)], ids=repr)
+def test_a_sum_made_on_the_way_loses_only_rounding(reducer, size):
+    laws.check_conservation(reducer, size, GRADIENT, lost=2.0**-6)
 
 
 @every_size

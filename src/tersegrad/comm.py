@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersegrad.core import Comm
+from tersegrad.core import Comm, Pending
 
 _SIZE_NBYTES = 8  # lengths travel as int64
 
@@ -39,14 +39,8 @@ def padded_length(lengths: list[int]) -> int:
 
 
 def shift_traffic(size: int, nbytes: int) -> Traffic:
-    """One message to the neighbour, after its length."""
-    return Traffic("shift", nbytes, nbytes + _SIZE_NBYTES if size > 1 else 0, 2 if size > 1 else 0)
-
-
-def exchange_traffic(size: int, lengths: list[int], rank: int) -> Traffic:
-    """One message to every other worker, all at once, after their lengths."""
-    sent = sum(length + _SIZE_NBYTES for r, length in enumerate(lengths) if r != rank)
-    return Traffic("exchange", sum(lengths), sent, 2 if size > 1 else 0)
+    """One message to one other worker."""
+    return Traffic("shift", nbytes, nbytes if size > 1 else 0, 1 if size > 1 and nbytes else 0)
 
 
 def broadcast_traffic(size: int, nbytes: int, rank: int, root: int) -> Traffic:
@@ -56,6 +50,34 @@ def broadcast_traffic(size: int, nbytes: int, rank: int, root: int) -> Traffic:
     joined = place.bit_length()  # the round in which this worker got it
     sends = sum(1 for r in range(joined, rounds) if place + (1 << r) < size)
     return Traffic("broadcast", nbytes if rank == root else 0, sends * nbytes, rounds)
+
+
+class _Works(Pending):
+    """Messages that torch has under way; it holds on to their memory."""
+
+    def __init__(self, works: list[dist.Work | None], sent: Tensor, into: Tensor):
+        self._works = works
+        self._sent = sent
+        self._into = into
+
+    def wait(self) -> Tensor:
+        """See Pending."""
+        for work in self._works:
+            assert work is not None  # None only for a process outside the group
+            work.wait()
+        return self._into
+
+
+class _Arrived(Pending):
+    """A message of a worker to itself."""
+
+    def __init__(self, x: Tensor, into: Tensor):
+        into[: x.numel()].copy_(x)
+        self._into = into
+
+    def wait(self) -> Tensor:
+        """See Pending."""
+        return self._into
 
 
 class TorchComm(Comm):
@@ -85,27 +107,16 @@ class TorchComm(Comm):
         dist.all_gather(blocks, self._padded(x, block_length), group=self.group)
         return [block[:length] for block, length in zip(blocks, lengths, strict=True)]
 
-    def shift(self, x: Tensor) -> Tensor:
-        """Even ranks of the ring need no special order: both messages are posted before either is waited for."""
+    def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
+        """isend and irecv; gloo lets a message be shorter than the room for it, and matches them in order."""
         if self.size == 1:
-            return x
-        length = torch.empty(1, dtype=torch.int64)
-        self._to_neighbour(torch.tensor([x.numel()]), length)
-        received = self._receive(int(length))
-        self._to_neighbour(x, received)
-        return received
-
-    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """all_to_all_single with uneven splits."""
-        if self.size == 1:
-            return list(parts)
-        lengths = torch.tensor([part.numel() for part in parts])
-        theirs = torch.empty_like(lengths)
-        dist.all_to_all_single(theirs, lengths, group=self.group)
-        incoming = theirs.tolist()
-        received = self._receive(sum(incoming))
-        dist.all_to_all_single(received, torch.cat(parts), incoming, lengths.tolist(), group=self.group)
-        return list(received.split(incoming))
+            return _Arrived(x, into)
+        works = []
+        if into.numel():
+            works.append(dist.irecv(into, group=self.group, group_src=(self.rank - by) % self.size))
+        if x.numel():
+            works.append(dist.isend(x, group=self.group, group_dst=(self.rank + by) % self.size))
+        return _Works(works, x, into)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """In place; ``root`` is a rank of this group."""
@@ -116,17 +127,6 @@ class TorchComm(Comm):
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([nbytes]), group=self.group)
         return [int(size) for size in sizes]
-
-    def _to_neighbour(self, send: Tensor, receive: Tensor) -> None:
-        # An empty message is not sent at all: both ends know its length by then.
-        works = []
-        if send.numel():
-            works.append(dist.isend(send, group=self.group, group_dst=(self.rank + 1) % self.size))
-        if receive.numel():
-            works.append(dist.irecv(receive, group=self.group, group_src=(self.rank - 1) % self.size))
-        for work in works:
-            assert work is not None  # None only for a process outside the group
-            work.wait()
 
     def _padded(self, x: Tensor, nbytes: int) -> Tensor:
         if x.numel() == nbytes:

@@ -11,7 +11,8 @@
 - ``accumulator(out, state)`` and ``finish(acc, out, state)`` let a method sum in another domain (a spectrum) and
   come back once. By default the sum is made in ``out`` itself.
 
-**Bucket**: one contiguous gradient buffer and who lives in it.
+**Bucket**: one contiguous gradient buffer and who lives in it; and what the caller knows about this step: its number,
+the learning rate, and the sum over samples of squared gradients, for reducers that ask for it (``squares``).
 
 **Comm**: the only way out of the process.
 
@@ -120,6 +121,8 @@ class Bucket:
     shapes: tuple[tuple[int, ...], ...]
     step: int = 0  # set by the caller before every reduce
     seed: int = 0  # all randomness comes from (seed, step, bucket)
+    lr: float | None = None  # the optimizer's learning rate in this step, where it is known
+    squares: Tensor | None = field(default=None, repr=False, compare=False)  # where the reducer wants them
     sizes: tuple[int, ...] = field(init=False, repr=False)
     offsets: tuple[int, ...] = field(init=False, repr=False)  # len(names) + 1 of them
     id: int = field(init=False, repr=False)  # the same on every worker: a hash of names and shapes
@@ -159,6 +162,13 @@ def scratch(state: State, key: str, numel: int, dtype: torch.dtype, device: torc
     if buffer is None or buffer.numel() < numel:
         buffer = state["_" + key] = torch.empty(numel, dtype=dtype, device=device)
     return buffer[:numel]
+
+
+def reserve(state: State, key: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As ``scratch``, for results of unknown length: all of the buffer that has grown so far, at least ``numel``."""
+    scratch(state, key, numel, dtype, device)
+    buffer: Tensor = state["_" + key]
+    return buffer
 
 
 def later(state: State, **changes: Any) -> None:
@@ -267,6 +277,14 @@ class Compressor(Spec, ABC):
         return {"values": payload.body.numel()}
 
 
+class Pending(ABC):
+    """A message on its way: what it sends must stay as it is, and where it arrives must not be read, until ``wait``."""
+
+    @abstractmethod
+    def wait(self) -> Tensor:
+        """Returns where the message arrived, once it is there and the one that went out has left. To be called once."""
+
+
 class Comm(ABC):
     """The only way out of the process. Every call is collective: all workers make the same calls in the same order.
 
@@ -285,22 +303,48 @@ class Comm(ABC):
         """Every worker's bytes in rank order; lengths may differ. ``sizes``, where all know them, saves a round."""
 
     @abstractmethod
-    def shift(self, x: Tensor) -> Tensor:
-        """Sends bytes to the next rank of the ring and returns the bytes of the previous one."""
+    def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
+        """Begins to send bytes to rank + ``by`` of the ring, and to receive those of rank - ``by`` in ``into``.
 
-    @abstractmethod
-    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """All to all: ``parts[r]`` goes to rank r; returns what every rank sent here, in rank order."""
+        ``into`` is room: what arrives may be shorter, never longer. An empty ``x`` is no message, and none arrives in
+        an empty ``into``. Messages between two workers arrive in the order in which they were started.
+        """
 
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """``x`` becomes the root's ``x``."""
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Sends bytes to the next rank of the ring and returns those of the previous one, after their length."""
+        length = torch.empty(8, dtype=torch.uint8)
+        self.start_shift(torch.tensor([x.numel()]).view(torch.uint8), length).wait()
+        return self.start_shift(x, torch.empty(int(length.view(torch.int64)), dtype=torch.uint8)).wait()
+
+    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
+        """All to all: ``parts[r]`` goes to rank r; returns what every rank sent here, in rank order."""
+        lengths = [torch.tensor([part.numel()]).view(torch.uint8) for part in parts]
+        sizes = self._swap_all(lengths, [8] * self.size)
+        return self._swap_all(parts, [int(size.view(torch.int64)) for size in sizes])
+
+    def _swap_all(self, parts: list[Tensor], sizes: list[int]) -> list[Tensor]:
+        """All to all of known lengths: every message is on its way before the first is waited for."""
+        received = list(parts)  # one's own is there already
+        pending = []
+        for by in range(1, self.size):
+            to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
+            into = torch.empty(sizes[source], dtype=torch.uint8)
+            pending.append((source, self.start_shift(parts[to], into, by)))
+        for source, message in pending:
+            received[source] = message.wait()
+        return received
 
 
 class Reducer(Spec, ABC):
     """How N workers turn N buckets into one mean; see the module's docstring for the law."""
 
     remembers: ClassVar[bool] = False  # has a memory of past gradients of its own
+    squares: str | None = None  # set if ``bucket.squares`` must be there: over "samples" or "microbatch"es
+    follows_lr: bool = False  # True if ``bucket.lr`` must be there
     any_dtype: ClassVar[bool] = False  # takes buckets of every float dtype as they are, not only float32
 
     @property
@@ -315,6 +359,12 @@ class Reducer(Spec, ABC):
     @abstractmethod
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """Writes the mean into ``out`` and leaves in ``x`` what was not sent."""
+
+    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
+        """Adds to ``out`` what this worker remembers and has not sent, and notes (``later``) that it is gone.
+
+        Reducers made of reducers pass it on.
+        """
 
 
 def mix_seed(*parts: int) -> int:

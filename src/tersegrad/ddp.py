@@ -28,6 +28,7 @@ from tersegrad import kernels, local
 from tersegrad import state as states
 from tersegrad.comm import TorchComm, all_reduce_traffic
 from tersegrad.core import Bucket, Comm, Reducer, Spec, State
+from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 from tersegrad.spec import parse_reducer
 from tersegrad.taps import Metered
 
@@ -44,23 +45,27 @@ def attach(
     seed: int = 0,
     timeout: float = 300.0,
     group: dist.ProcessGroup | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> "Handle":
     """Makes a DDP model average its gradients by ``spec``: a preset, an expression or a reducer object.
 
     Every rank calls it, with the same spec, once, after wrapping the model in DDP. ``network`` wraps the communication,
     e.g. ``Throttled("100Mbit")``. ``seed`` feeds all randomness of the method. ``timeout`` is how many seconds a worker
     waits for another before it gives up. ``group`` is a gloo group for our use alone; it is needed only for a model
-    that lives on some of the ranks, because all ranks must take part in making a group.
+    that lives on some of the ranks, because all ranks must take part in making a group. ``optimizer`` tells the
+    learning rate (the highest of its groups) to specs that follow it (``Schedule``).
     """
     reducer = parse_reducer(spec)
     _refuse_what_cannot_work(model, timeout, group)
+    if optimizer is None and any(isinstance(part, Reducer) and part.follows_lr for part in reducer.walk()):
+        raise ValueError(f"{reducer!r} follows the learning rate. Write attach(model, ..., optimizer=optimizer).")
     slot = _slots.get(model)
     if slot is not None and slot.handle is not None:
         raise RuntimeError(
             f"this model is attached already, to {slot.handle.spec!r}. Call close() on that handle first, "
             "or attach once with ByName({...}) to treat parameters differently."
         )
-    handle = Handle(model, reducer, network, seed, timeout, group)
+    handle = Handle(model, reducer, network, seed, timeout, group, optimizer)
     if slot is None:
         slot = _Slot(model.process_group)
         try:
@@ -146,13 +151,18 @@ class Handle:
         seed: int,
         timeout: float,
         group: dist.ProcessGroup | None,
+        optimizer: torch.optim.Optimizer | None,
     ):
         self.spec = spec
         self._seed = seed
+        self._optimizer = optimizer
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         self._sizes = {name: p.numel() for name, p in model.module.named_parameters() if p.requires_grad}
         self._entries: dict[tuple[int, ...], _Entry] = {}
         self._pieces: dict[str, State] = {}  # state by parameter name that no bucket has claimed yet
+        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._squares = _squares_for(spec, model.module)
+        self._square_sums: dict[tuple[int, ...], Tensor] = {}  # by bucket; the model's hooks add to them
         self._step = 0
         self._finite = True  # every mean of the step so far
         self._nonfinite_steps = 0
@@ -191,10 +201,12 @@ class Handle:
             )
         buffer, parameters, step, last = bucket.buffer(), bucket.parameters(), self._step, bucket.is_last()
         self._step += last
+        squares = None if self._squares is None else self._complete_squares(self._squares, parameters)
+        lr = None if self._optimizer is None else max(float(g["lr"]) for g in self._optimizer.param_groups)
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def work() -> None:
-            self._reduce(buffer, parameters, step)
+            self._reduce(buffer, parameters, squares, lr, step)
             if last:
                 self._settle()
 
@@ -204,14 +216,29 @@ class Handle:
         self._worker.submit(work, done)
         return future.then(_unwrap)
 
-    def _reduce(self, buffer: Tensor, parameters: list[Tensor], step: int) -> None:
+    def _complete_squares(self, recorder: SquaredGradients, parameters: list[Tensor]) -> Tensor:
+        """The squares of a bucket that is ready; they live in one flat tensor a bucket."""
+        key = tuple(map(id, parameters))
+        if key not in self._square_sums:  # DDP has cut anew
+            members = set(key)
+            self._square_sums = {k: sums for k, sums in self._square_sums.items() if members.isdisjoint(k)}
+            self._square_sums[key] = torch.zeros(sum(p.numel() for p in parameters))
+            recorder.place(parameters, self._square_sums[key])
+        recorder.complete(parameters)
+        return self._square_sums[key]
+
+    def _reduce(
+        self, buffer: Tensor, parameters: list[Tensor], squares: Tensor | None, lr: float | None, step: int
+    ) -> None:
         """On the worker thread: the mean over all workers takes the place of the gradient."""
         key = tuple(map(id, parameters))
         entry = self._entries.get(key) or self._new_entry(key, buffer, parameters)
-        entry.bucket.step = step
+        entry.bucket.step, entry.bucket.lr, entry.bucket.squares = step, lr, squares
         self._comm.begin(entry.bucket.id)
         mean = buffer if entry.wide is None else entry.wide.copy_(buffer)
         self.spec.reduce(entry.bucket, mean, mean, entry.state, self._comm)
+        if squares is not None:
+            squares.zero_()
         if entry.wide is not None:
             buffer.copy_(entry.wide)
         self._comm.end()
@@ -320,13 +347,57 @@ class Handle:
         self._entries.clear()
         self._step = saved["step"]
 
+    def flush(self) -> None:
+        """Puts the mean of all that is still delayed into the parameters' ``.grad``, and forgets it; all ranks call it.
+
+        For the end of training, and before the learning rate drops: then ``optimizer.step()`` applies it. What was in
+        ``.grad`` is replaced. It goes out dense, in float32: as many bytes as one plain step.
+        """
+        self._worker.call(self._flush)
+
+    def _flush(self) -> None:
+        for entry in self._entries.values():
+            self._flush_bucket(entry.bucket, entry.state)
+        if self._pieces:  # loaded, and not in a bucket yet
+            names = tuple(name for name in self._parameters if name in self._pieces)
+            bucket = Bucket(names, tuple(tuple(self._parameters[name].shape) for name in names), seed=self._seed)
+            state = self.spec.init(bucket, self._comm.inner)
+            states.paste(self._pieces, state, bucket)
+            self._flush_bucket(bucket, state)
+            self._pieces |= states.cut(state, bucket)
+
+    def _flush_bucket(self, bucket: Bucket, state: State) -> None:
+        total = torch.zeros(bucket.numel)
+        self.spec.flush(bucket, total, state)
+        self._comm.all_reduce(total)
+        states.settle(state, keep=True)
+        for name, part in zip(bucket.names, total.div_(self._comm.size).split(bucket.sizes), strict=True):
+            parameter = self._parameters[name]
+            mean = part.view_as(parameter).to(parameter.dtype)
+            if parameter.grad is None:
+                parameter.grad = mean.clone()
+            else:
+                parameter.grad.copy_(mean)
+
     def close(self) -> None:
         """Waits for the worker, frees its process group, and gives the model back to plain DDP. Harmless twice."""
         for slot in list(_slots.values()):
             if slot.handle is self:
                 slot.handle = None
+        if self._squares is not None:
+            self._squares.close()
         if self._worker.stop() and self._own_group and dist.is_initialized():
             dist.destroy_process_group(self._group)
+
+
+def _squares_for(spec: Reducer, module: torch.nn.Module) -> SquaredGradients | None:
+    """Hooks that gather what the spec wants to know about single samples, if it does."""
+    wanted = {part.squares for part in spec.walk() if isinstance(part, Reducer)} - {None}
+    if not wanted:
+        return None
+    if len(wanted) > 1:
+        raise ValueError(f"{spec!r} asks for squares over {' and over '.join(sorted(map(str, wanted)))}. Choose one.")
+    return PerSample(module) if wanted == {"samples"} else PerBackward(module)
 
 
 def _numbers(state: State, key: str) -> Iterator[Any]:
@@ -351,6 +422,7 @@ def _warm_up(spec: Reducer) -> None:
     """Runs the spec once on a small vector, so that kernels are compiled here and not in the first training step."""
     bucket = Bucket(("weight", "bias"), ((64, 64), (64,)))
     x = torch.linspace(-1.0, 1.0, bucket.numel)
+    bucket.lr, bucket.squares = 1.0, x.square()
 
     def work(comm: Comm) -> None:
         spec.reduce(bucket, x, torch.empty_like(x), spec.init(bucket, comm), comm)

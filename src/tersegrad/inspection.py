@@ -13,7 +13,7 @@ def compressor_of(spec: str | Spec) -> Compressor:
     parsed = parse(spec)
     found = [inner for inner in parsed.walk() if isinstance(inner, Compressor)]
     if not found:
-        raise ValueError(f"{parsed!r} has no compressor in it: it sends vectors as they are. Try AllReduce(BF16()).")
+        raise ValueError(f"{parsed!r} has no compressor in it that could run by itself. Try AllReduce(BF16()).")
     return found[0]
 
 

@@ -1,14 +1,17 @@
 """LocalComm: N workers as threads of one process, so that anything can be tried and tested without a network."""
 
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from tersegrad.core import Comm
+from tersegrad.core import Comm, Pending
 
 T = TypeVar("T")
+Box = queue.SimpleQueue[Tensor | None]  # messages from one worker to another; None: its sender has failed
 
 
 class _Hub:
@@ -17,6 +20,40 @@ class _Hub:
     def __init__(self, size: int):
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
+        self.boxes: list[list[Box]] = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]  # [to][from]
+
+    def abort(self) -> None:
+        """Releases everybody who waits for anything."""
+        self.barrier.abort()
+        for row in self.boxes:
+            for box in row:
+                box.put(None)
+
+
+class _Message(Pending):
+    """See LocalComm.start_shift."""
+
+    def __init__(self, x: Tensor, into: Tensor, box: Box, source: int):
+        self._x, self.copy = x, x.clone()
+        self._into, self._box, self._source = into, box, source
+
+    def wait(self) -> Tensor:
+        """See Pending."""
+        if self._into.numel():
+            self._receive()
+        if not torch.equal(self._x, self.copy):
+            raise ValueError("a message was changed between start_shift() and wait(). Write into another buffer.")
+        return self._into
+
+    def _receive(self) -> None:
+        message = self._box.get()
+        if message is None:
+            raise threading.BrokenBarrierError
+        if message.numel() > self._into.numel():
+            raise ValueError(
+                f"rank {self._source} sent {message.numel()} bytes where there is room for {self._into.numel()}."
+            )
+        self._into[: message.numel()].copy_(message)
 
 
 class LocalComm(Comm):
@@ -41,14 +78,13 @@ class LocalComm(Comm):
             raise ValueError(f"all_gather was told the sizes {sizes}, and {came} came.")
         return gathered
 
-    def shift(self, x: Tensor) -> Tensor:
-        """The previous worker's bytes."""
-        previous: Tensor = self._swap(x.clone())[(self.rank - 1) % self.size]
-        return previous
-
-    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """What every worker has for this one."""
-        return [theirs[self.rank] for theirs in self._swap([part.clone() for part in parts])]
+    def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
+        """A copy in the other worker's box; it arrives when it is waited for. What is changed too early is noticed."""
+        to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
+        message = _Message(x, into, self._hub.boxes[self.rank][source], source)
+        if x.numel():
+            self._hub.boxes[to][self.rank].put(message.copy)
+        return message
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """The root's tensor."""
@@ -82,7 +118,7 @@ def run(size: int, work: Callable[[LocalComm], T]) -> list[T]:
             pass  # another worker failed and released us; its error is the one to show
         except BaseException as error:
             errors.append((rank, error))
-            hub.barrier.abort()
+            hub.abort()
 
     threads = [threading.Thread(target=worker, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

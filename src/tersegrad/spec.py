@@ -30,6 +30,8 @@ PRESETS = {
         "ErrorFeedback(AllGather(SIDCo(ratio=0.01)))",
         "about 1 % above a fitted threshold (SIDCo-E), with error feedback",
     ),
+    "vgc": Preset("ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
+    "strom": Preset("ErrorFeedback(AllGather(Strom(tau=0.01)))", "signs of what exceeds a fixed threshold"),
 }
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tersegrad import comm as patterns
 from tersegrad.comm import Traffic
-from tersegrad.core import Comm
+from tersegrad.core import Comm, Pending
 from tersegrad.units import parse_rate, parse_time
 
 
@@ -21,8 +21,11 @@ class Tap(Comm):
         self.size = inner.size
 
     @abstractmethod
-    def saw(self, traffic: Traffic, started: float) -> None:
-        """Called after each collective, with the ``perf_counter`` of its beginning."""
+    def saw(self, traffic: Traffic, started: float, overlapped: float = 0.0) -> None:
+        """Called after each collective, with the ``perf_counter`` of its beginning.
+
+        ``overlapped`` is how many of the seconds since then the worker did something else.
+        """
 
     def all_reduce(self, x: Tensor) -> None:
         """See Comm."""
@@ -38,19 +41,11 @@ class Tap(Comm):
         self.saw(patterns.all_gather_traffic(self.size, lengths, self.rank, sizes is None), started)
         return gathered
 
-    def shift(self, x: Tensor) -> Tensor:
-        """See Comm."""
+    def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
+        """See Comm; it is seen when it has been waited for."""
         started = time.perf_counter()
-        received = self.inner.shift(x)
-        self.saw(patterns.shift_traffic(self.size, x.numel()), started)
-        return received
-
-    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """See Comm."""
-        started = time.perf_counter()
-        received = self.inner.exchange(parts)
-        self.saw(patterns.exchange_traffic(self.size, [p.numel() for p in parts], self.rank), started)
-        return received
+        pending = self.inner.start_shift(x, into, by)
+        return _Seen(pending, self, patterns.shift_traffic(self.size, x.numel()), started)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """See Comm."""
@@ -58,6 +53,21 @@ class Tap(Comm):
         self.inner.broadcast(x, root)
         nbytes = x.numel() * x.element_size()
         self.saw(patterns.broadcast_traffic(self.size, nbytes, self.rank, root), started)
+
+
+class _Seen(Pending):
+    """A message that is seen by a tap."""
+
+    def __init__(self, inner: Pending, tap: Tap, traffic: Traffic, started: float):
+        self._inner, self._tap, self._traffic, self._started = inner, tap, traffic, started
+        self._posted = time.perf_counter()
+
+    def wait(self) -> Tensor:
+        """See Pending."""
+        overlapped = time.perf_counter() - self._posted
+        received = self._inner.wait()
+        self._tap.saw(self._traffic, self._started, overlapped)
+        return received
 
 
 @dataclass
@@ -68,13 +78,15 @@ class Meter:
     payload: int = 0  # bytes handed to collectives
     sent: int = 0  # bytes that left this worker
     seconds: float = 0.0  # time in collectives
+    overlapped: float = 0.0  # time that messages were under way while the worker did something else
 
-    def add(self, traffic: Traffic, seconds: float) -> None:
+    def add(self, traffic: Traffic, seconds: float, overlapped: float) -> None:
         """Counts one call."""
         self.calls += 1
         self.payload += traffic.payload
         self.sent += traffic.sent
         self.seconds += seconds
+        self.overlapped += overlapped
 
 
 @dataclass
@@ -119,13 +131,13 @@ class Metered(Tap):
         self.timing.wait += span.waited
         self.timing.decode += whole - encode - span.waited
 
-    def saw(self, traffic: Traffic, started: float) -> None:
+    def saw(self, traffic: Traffic, started: float, overlapped: float = 0.0) -> None:
         """Adds one call to every total it belongs to."""
-        seconds = time.perf_counter() - started
-        self.total.add(traffic, seconds)
-        self.by_collective.setdefault(traffic.collective, Meter()).add(traffic, seconds)
+        seconds = time.perf_counter() - started - overlapped
+        self.total.add(traffic, seconds, overlapped)
+        self.by_collective.setdefault(traffic.collective, Meter()).add(traffic, seconds, overlapped)
         if self._span is not None:
-            self.by_bucket.setdefault(self._span.bucket, Meter()).add(traffic, seconds)
+            self.by_bucket.setdefault(self._span.bucket, Meter()).add(traffic, seconds, overlapped)
             self._span.waited += seconds
             if self._span.first_collective is None:
                 self._span.first_collective = started
@@ -136,7 +148,9 @@ class Throttled:
     """An emulated slow link: ``Throttled("100Mbit", latency="1ms")(comm)`` is the same Comm, as slow as that link.
 
     Each collective takes at least (bytes that leave the worker) / bandwidth + (messages in a row) * latency, in the
-    pattern of the collective itself (``comm.py``).
+    pattern of the collective itself (``comm.py``). The time counts from its start: what a worker does before it waits
+    costs nothing. Messages that are under way together share the bandwidth, one after the other, and the latency
+    not at all.
     """
 
     bandwidth: str | None = None  # None: unlimited
@@ -161,8 +175,10 @@ class _SlowComm(Tap):
     def __init__(self, inner: Comm, link: Throttled):
         super().__init__(inner)
         self.link = link
+        self._free = 0.0  # when the link has sent all that it was given
 
-    def saw(self, traffic: Traffic, started: float) -> None:
+    def saw(self, traffic: Traffic, started: float, overlapped: float = 0.0) -> None:
         """Waits until the link would have been done."""
-        due = started + self.link.seconds(traffic.sent, traffic.hops)
+        self._free = max(started, self._free) + self.link.seconds(traffic.sent, 0)
+        due = self._free + self.link.seconds(0, traffic.hops)
         time.sleep(max(0.0, due - time.perf_counter()))

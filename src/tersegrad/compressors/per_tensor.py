@@ -4,20 +4,21 @@ DDP's cutting of buckets then does not change the result.
 Body: number of tensors (8 bytes), then length and body size of each (16), then the bodies, each padded to 8.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tersegrad.core import Bucket, Compressor, Payload, State, mix_seed, require
+from tersegrad.core import Bucket, Compressor, Payload, State, mix_seed, require, scratch
 
 
 @dataclass(frozen=True, repr=False)
 class PerTensor(Compressor):
     """Applies ``inner`` to each tensor of the bucket: the result does not depend on how DDP cuts buckets."""
 
-    examples: ClassVar[tuple[str, ...]] = ("PerTensor(TopK(0.1))", "PerTensor(BF16())")
+    examples: ClassVar[tuple[str, ...]] = ("PerTensor(TopK(0.1))", "PerTensor(BF16())", "PerTensor(FFT())")
 
     inner: Compressor  # what each tensor is compressed with
 
@@ -57,29 +58,75 @@ class PerTensor(Compressor):
         torch.cat(bodies, out=whole.body)
         return whole
 
+    def accumulate(self, payload: Payload, acc: Tensor, scale: float = 1.0) -> None:
+        """As everywhere; only that the table of lengths says how long ``acc`` is."""
+        if not payload.finite:
+            acc.fill_(math.nan)
+            return
+        needed = sum(self.inner.accumulator_numel(numel) for numel, _ in _read_table(payload))
+        if acc.numel() != needed:
+            raise ValueError(
+                f"a payload of {payload.numel} elements needs an accumulator of {needed}, "
+                f"and this one has {acc.numel()}."
+            )
+        self.add_decoded(payload, acc, scale)
+
     def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """Decodes every tensor into its own stretch of ``acc``, once the whole table has been checked."""
-        table = _read_table(payload)
-        start, offset = 8 + 16 * len(table), 0
-        for numel, nbytes in table:
-            part = Payload(payload.body[start : start + nbytes], numel)
-            self.inner.accumulate(part, acc[offset : offset + numel], scale)
-            start += nbytes + -nbytes % 8
-            offset += numel
+        offset = 0
+        for part in _parts(payload):
+            length = self.inner.accumulator_numel(part.numel)
+            self.inner.accumulate(part, acc[offset : offset + length], scale)
+            offset += length
+
+    def accumulator(self, out: Tensor, state: State) -> Tensor:
+        """The tensors' accumulators side by side: ``out`` itself, if they are as long as the tensors."""
+        total = sum(self._lengths(state))
+        if total == out.numel():
+            return out.zero_()
+        return scratch(state, "accumulator", total, torch.float32, out.device).zero_()
+
+    def finish(self, acc: Tensor, out: Tensor, state: State) -> None:
+        """Every tensor by itself."""
+        parts = list(state["parts"].values())
+        pieces = zip(acc.split(self._lengths(state)), out.split([part["numel"] for part in parts]), strict=True)
+        for part, (sums, piece) in zip(parts, pieces, strict=True):
+            self.inner.finish(sums, piece, part["inner"])
+
+    def remove(self, payload: Payload, x: Tensor, state: State) -> None:
+        """Every tensor's own payload from that tensor."""
+        if not payload.finite:
+            x.fill_(math.nan)
+            return
+        parts = list(state["parts"].values())
+        pieces = x.split([part["numel"] for part in parts])
+        for sent, piece, part in zip(_parts(payload), pieces, parts, strict=True):
+            self.inner.remove(sent, piece, part["inner"])
+
+    def _lengths(self, state: State) -> list[int]:
+        """Of the tensors' accumulators."""
+        return [self.inner.accumulator_numel(part["numel"]) for part in state["parts"].values()]
 
     def sections(self, payload: Payload) -> dict[str, int]:
         """The sections of all tensors together."""
         if not payload.finite:
             return {}
-        table = _read_table(payload)
-        start = 8 + 16 * len(table)
-        total = {"tensors": start}
-        for numel, nbytes in table:
-            for section, size in self.inner.sections(Payload(payload.body[start : start + nbytes], numel)).items():
+        total = {"tensors": payload.body.numel()}
+        for part in _parts(payload):
+            for section, size in self.inner.sections(part).items():
                 total[section] = total.get(section, 0) + size
-            total["tensors"] += -nbytes % 8
-            start += nbytes + -nbytes % 8
+            total["tensors"] -= part.body.numel()
         return total
+
+
+def _parts(payload: Payload) -> list[Payload]:
+    """Every tensor's own payload."""
+    table = _read_table(payload)
+    start, parts = 8 + 16 * len(table), []
+    for numel, nbytes in table:
+        parts.append(Payload(payload.body[start : start + nbytes], numel))
+        start += nbytes + -nbytes % 8
+    return parts
 
 
 def _read_table(payload: Payload) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """What all sparse methods share: a selector picks positions, one index codec and any value codec pack them.
 
-Body: number of elements sent (8 bytes), bytes of the indices (8), indices padded to 8, values.
+Body: number of positions sent (8 bytes), bytes of the indices (8), indices padded to 8, values.
 """
 
 import struct
@@ -16,17 +16,57 @@ from tersegrad.core import Bucket, Compressor, Payload, State, require, scratch
 _PREFIX = struct.Struct("<QQ")
 
 
-class Sparse(Compressor):
-    """decode(encode(x)) is x (as the value codec rounds it) at the selected positions, and 0 elsewhere."""
+class Selective(Compressor):
+    """A body that says some positions of a universe, and the values there: one or more a position."""
 
     values: Compressor  # the codec of the selected values
 
     def __post_init__(self) -> None:
         require(self, "values", Compressor, "Write e.g. values=BF16().")
-        if any(isinstance(inner, Sparse) for inner in self.values.walk()):
+        if any(isinstance(inner, Selective) for inner in self.values.walk()):
             raise ValueError(
                 f"{type(self).__name__}: values={self.values!r} would drop values after they were selected."
             )
+
+    def init(self, bucket: Bucket, seed: int) -> State:
+        """The value codec's state."""
+        return {"values": self.values.init(bucket, seed)}
+
+    def _pack(self, chosen: Tensor, values: Payload, numel: int, state: State, universe: int | None = None) -> Payload:
+        """A payload for a vector of ``numel`` elements; positions are among these, or in a universe of their own."""
+        universe = numel if universe is None else universe
+        room = index_codec.max_nbytes(chosen.numel(), universe)
+        payload = Payload.empty(_PREFIX.size + _padded(room) + values.body.numel(), numel, state, chosen.device)
+        used = index_codec.encode(chosen, universe, payload.body[_PREFIX.size :])
+        prefix = bytearray(_PREFIX.pack(chosen.numel(), used))
+        payload.body[: _PREFIX.size].copy_(torch.frombuffer(prefix, dtype=torch.uint8))
+        payload.body[_PREFIX.size + used : _PREFIX.size + _padded(used)].zero_()
+        start = _PREFIX.size + _padded(used)
+        payload.body[start : start + values.body.numel()].copy_(values.body)
+        return payload.trim(start + values.body.numel())
+
+    def _unpack(self, payload: Payload, universe: int, each: int = 1) -> tuple[Tensor, Tensor]:
+        """Positions, and ``each`` values for every one of them; all of the body is checked."""
+        count, used = _read_prefix(payload, universe)
+        device = payload.body.device
+        chosen = torch.empty(count, dtype=torch.int32, device=device)
+        index_codec.decode(payload.body[_PREFIX.size : _PREFIX.size + used], count, universe, chosen)
+        values = torch.zeros(each * count, dtype=torch.float32, device=device)
+        start = _PREFIX.size + _padded(used)
+        self.values.accumulate(Payload(payload.body[start:], each * count), values)
+        return chosen, values
+
+    def sections(self, payload: Payload) -> dict[str, int]:
+        """Bytes of counts and padding, indices and values."""
+        if not payload.finite:
+            return {}
+        _, used = _read_prefix(payload, payload.numel)
+        start = _PREFIX.size + _padded(used)
+        return {"counts": start - used, "indices": used, "values": payload.body.numel() - start}
+
+
+class Sparse(Selective):
+    """decode(encode(x)) is x (as the value codec rounds it) at the selected positions, and 0 elsewhere."""
 
     @abstractmethod
     def select(self, x: Tensor, state: State) -> Tensor | None:
@@ -36,16 +76,9 @@ class Sparse(Compressor):
         those chosen.
         """
 
-    def init(self, bucket: Bucket, seed: int) -> State:
-        """The value codec's state."""
-        return {"values": self.values.init(bucket, seed)}
-
     def encode(self, x: Tensor, state: State) -> Payload:
         """Select, then pack."""
-        if x.numel() >= 2**31:
-            raise ValueError(
-                f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets."
-            )
+        require_int32(x)
         chosen = self.select(x, state)
         if chosen is None:
             return Payload.nonfinite(x.numel(), state, x.device)
@@ -56,48 +89,30 @@ class Sparse(Compressor):
             return Payload.nonfinite(x.numel(), state, x.device)
         return self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
 
-    def _pack(self, chosen: Tensor, values: Payload, numel: int, state: State) -> Payload:
-        room = index_codec.max_nbytes(chosen.numel(), numel)
-        payload = Payload.empty(_PREFIX.size + _padded(room) + values.body.numel(), numel, state, chosen.device)
-        used = index_codec.encode(chosen, numel, payload.body[_PREFIX.size :])
-        prefix = bytearray(_PREFIX.pack(chosen.numel(), used))
-        payload.body[: _PREFIX.size].copy_(torch.frombuffer(prefix, dtype=torch.uint8))
-        payload.body[_PREFIX.size + used : _PREFIX.size + _padded(used)].zero_()
-        start = _PREFIX.size + _padded(used)
-        payload.body[start : start + values.body.numel()].copy_(values.body)
-        return payload.trim(start + values.body.numel())
-
     def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc[indices] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
-        count, used = _read_prefix(payload)
-        start = _PREFIX.size + _padded(used)
-        chosen = torch.empty(count, dtype=torch.int32, device=acc.device)
-        index_codec.decode(payload.body[_PREFIX.size : _PREFIX.size + used], count, payload.numel, chosen)
-        values = torch.zeros(count, dtype=torch.float32, device=acc.device)
-        self.values.accumulate(Payload(payload.body[start:], count), values)
+        chosen, values = self._unpack(payload, payload.numel)
         kernels.on(acc).scatter_add(acc, chosen, values, scale)
 
-    def sections(self, payload: Payload) -> dict[str, int]:
-        """Bytes of counts and padding, indices and values."""
-        if not payload.finite:
-            return {}
-        _, used = _read_prefix(payload)
-        start = _PREFIX.size + _padded(used)
-        return {"counts": start - used, "indices": used, "values": payload.body.numel() - start}
+
+def require_int32(x: Tensor) -> None:
+    """Refuses a vector that is too long for positions of 32 bits."""
+    if x.numel() >= 2**31:
+        raise ValueError(f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets.")
 
 
 def _padded(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
 
 
-def _read_prefix(payload: Payload) -> tuple[int, int]:
+def _read_prefix(payload: Payload, universe: int) -> tuple[int, int]:
     if payload.body.numel() < _PREFIX.size:
         raise ValueError(f"a sparse body has at least {_PREFIX.size} bytes, and {payload.body.numel()} came.")
     count, used = _PREFIX.unpack(bytes(payload.body[: _PREFIX.size].tolist()))
     room = payload.body.numel() - _PREFIX.size
-    if count > payload.numel or _padded(used) > room:
+    if count > universe or _padded(used) > room:
         raise ValueError(
-            f"a sparse body of {payload.body.numel()} bytes for {payload.numel} elements announces {count} elements "
+            f"a sparse body of {payload.body.numel()} bytes for {universe} positions announces {count} of them "
             f"and {used} bytes of indices."
         )
     return count, used

@@ -64,7 +64,9 @@ class Method:
         """torch's PowerSGD hangs on gloo with more than one bucket, so it gets a single one."""
         return {"bucket_cap_mb": 4096} if self.text.startswith("torch:powersgd") else {}
 
-    def install(self, model: DistributedDataParallel, link: Throttled | None, timeout: float) -> Handle | None:
+    def install(
+        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, link: Throttled | None, timeout: float
+    ) -> Handle | None:
         """Puts the method on a model. A throttled link holds back our own communication only, so plain DDP becomes
         ``Dense()`` there, which sends the same bytes in the same pattern.
         """
@@ -77,7 +79,9 @@ class Method:
         reducer = self.reducer()
         if reducer is None and link is None:
             return None
-        return attach(model, Dense() if reducer is None else reducer, network=link, timeout=timeout)
+        return attach(
+            model, Dense() if reducer is None else reducer, network=link, timeout=timeout, optimizer=optimizer
+        )
 
 
 def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: dict[str, int]) -> None:

@@ -87,8 +87,8 @@ class Trainer:
         self.compute_ms = self._time_compute(module)
         method = Method(config.spec)
         self.model = DistributedDataParallel(module, **method.ddp_options())
-        self.handle: Handle | None = method.install(self.model, config.link, config.timeout)
         self.optimizer = self.workload.optimizer(self.model)
+        self.handle: Handle | None = method.install(self.model, self.optimizer, config.link, config.timeout)
         self.epoch_steps = self.workload.steps(self.data, self.size)
         self.planned = config.steps or (config.epochs or self.workload.epochs) * self.epoch_steps
         self.schedule = self.workload.schedule(self.optimizer, self.planned)

@@ -3,5 +3,7 @@
 from tersegrad.reducers.allgather import AllGather
 from tersegrad.reducers.allreduce import AllReduce
 from tersegrad.reducers.dense import Dense
+from tersegrad.reducers.gradiveq import GradiVeQ
+from tersegrad.reducers.vgc import VGC
 
-__all__ = ["AllGather", "AllReduce", "Dense"]
+__all__ = ["VGC", "AllGather", "AllReduce", "Dense", "GradiVeQ"]

@@ -2,5 +2,6 @@
 
 from tersegrad.wrappers.by_name import ByName
 from tersegrad.wrappers.error_feedback import ErrorFeedback
+from tersegrad.wrappers.schedule import Schedule
 
-__all__ = ["ByName", "ErrorFeedback"]
+__all__ = ["ByName", "ErrorFeedback", "Schedule"]

@@ -66,15 +66,31 @@ class ByName(Reducer):
         """Packs each part, reduces it, and puts it back in its places."""
         reducers = self._reducers()
         for key, part_state in state["parts"].items():
-            part = part_state.get("_part") or _Part(bucket, part_state["names"])
-            part_state["_part"] = part
-            part.bucket.step = bucket.step
+            part = self._part(bucket, part_state)
             part_x = part.pack(x, part.room(x, part_state, "x"))
             part_out = part_x if out is x else part.room(out, part_state, "out")
             reducers[key].reduce(part.bucket, part_x, part_out, part_state["inner"], comm)
             part.unpack(part_out, out)
             if out is not x:
                 part.unpack(part_x, x)
+
+    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
+        """Every part flushes its own."""
+        reducers = self._reducers()
+        for key, part_state in state["parts"].items():
+            part = self._part(bucket, part_state)
+            part_out = part.pack(out, part.room(out, part_state, "out"))
+            reducers[key].flush(part.bucket, part_out, part_state["inner"])
+            part.unpack(part_out, out)
+
+    def _part(self, bucket: Bucket, part_state: State) -> "_Part":
+        """The part with all that the bucket knows about this step."""
+        part: _Part = part_state.get("_part") or _Part(bucket, part_state["names"])
+        part_state["_part"] = part
+        part.bucket.step, part.bucket.lr = bucket.step, bucket.lr
+        if bucket.squares is not None:
+            part.bucket.squares = part.pack(bucket.squares, part.room(bucket.squares, part_state, "squares"))
+        return part
 
 
 class _Part:

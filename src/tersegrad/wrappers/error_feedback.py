@@ -55,3 +55,9 @@ class ErrorFeedback(Reducer):
         later(state, residual=total)
         if out is not x:
             x.zero_()  # all of it is sent or remembered
+
+    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
+        """The residual goes out."""
+        out.add_(state["residual"])
+        later(state, residual=spare(state, "residual").zero_())
+        self.inner.flush(bucket, out, state["inner"])

@@ -1,7 +1,11 @@
 """Kernels for the CPU, in Numba: no compiler at install, the GIL released, machine code cached on disk."""
 
+from tersegrad.kernels.cpu.bits import pack_bits, packed_nbytes, unpack_bits
 from tersegrad.kernels.cpu.checksum import xxh64
 from tersegrad.kernels.cpu.indices import bitmap_decode, bitmap_encode, gap_decode, gap_encode, gap_plan
+from tersegrad.kernels.cpu.powers import power_decode, power_encode
+from tersegrad.kernels.cpu.qsgd import bucket_scales, qsgd_decode_add, qsgd_encode, quantise
+from tersegrad.kernels.cpu.range_float import abs_max, range_decode_add, range_encode
 from tersegrad.kernels.cpu.select import (
     above,
     abs_log_sum,
@@ -12,20 +16,45 @@ from tersegrad.kernels.cpu.select import (
     top_k,
     top_k_capacity,
 )
+from tersegrad.kernels.cpu.slices import from_slices, to_slices
+from tersegrad.kernels.cpu.spectrum import fold, gather_pairs, scatter_add_pairs, unfold
+from tersegrad.kernels.cpu.squares import add_squares, add_token_squares
+from tersegrad.kernels.cpu.variance import unambiguous
 
 __all__ = [
     "above",
     "abs_log_sum",
+    "abs_max",
     "abs_sums",
+    "add_squares",
+    "add_token_squares",
     "all_finite",
     "bitmap_decode",
     "bitmap_encode",
+    "bucket_scales",
+    "fold",
+    "from_slices",
     "gap_decode",
     "gap_encode",
     "gap_plan",
     "gather",
+    "gather_pairs",
+    "pack_bits",
+    "packed_nbytes",
+    "power_decode",
+    "power_encode",
+    "qsgd_decode_add",
+    "qsgd_encode",
+    "quantise",
+    "range_decode_add",
+    "range_encode",
     "scatter_add",
+    "scatter_add_pairs",
+    "to_slices",
     "top_k",
     "top_k_capacity",
+    "unambiguous",
+    "unfold",
+    "unpack_bits",
     "xxh64",
 ]

@@ -1,0 +1,120 @@
+"""FFT sparsification on one core, against the transform alone and against ``torch.topk`` on the magnitudes.
+
+    python benchmarks/fft.py [--json FILE]
+
+``rfft`` is ``torch.fft.rfft`` over the same pieces with ``out=`` given; ``rfft in blocks`` is the same, a few pieces at
+a time, so that its temporary memory stays in the cache. All contestants take turns within each round.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tersegrad import FFT
+from tersegrad.codecs import fourier
+from tersegrad.core import Bucket
+from tersegrad.kernels.cpu import fold, top_k, top_k_capacity
+from tersegrad.timing import Times, environment, interleave, write_rows
+
+BLOCK = fourier.BLOCK
+
+
+class Encode:
+    """A compressor with its state, on one vector."""
+
+    def __init__(self, compressor: FFT, x: Tensor, shape: tuple[int, ...]):
+        self.compressor, self.x, self.rest = compressor, x, torch.empty_like(x)
+        self.state = compressor.init(Bucket(("x",), (shape,)), 0)
+        self.payload = compressor.encode(x, self.state)
+        self.acc = torch.zeros(compressor.accumulator_numel(x.numel()))
+
+    def encode(self) -> None:
+        self.payload = self.compressor.encode(self.x, self.state)
+
+    def accumulate(self) -> None:
+        self.compressor.accumulate(self.payload, self.acc, 0.25)
+
+    def finish(self) -> None:
+        self.compressor.finish(self.acc, self.rest, self.state)
+
+    def remove(self) -> None:
+        self.compressor.remove(self.payload, self.rest, self.state)
+
+
+def selection(half: Tensor, k: int) -> Callable[[], object]:
+    """Magnitudes and the k largest of them, as ``encode`` does it; the bins are written too."""
+    count = half.shape[0] * (half.shape[1] - 1)
+    bins, magnitudes = torch.empty(2 * count), torch.empty(count)
+    indices = torch.empty(k, dtype=torch.int32)
+    candidates = torch.empty(top_k_capacity(count, k), dtype=torch.int32)
+
+    def run() -> None:
+        fold(half, bins, magnitudes)
+        top_k(magnitudes, k, indices, candidates)
+
+    return run
+
+
+def contestants(x: Tensor, length: int, theta: float) -> dict[str, Callable[[], object]]:
+    pieces = x.view(-1, length)
+    half = torch.empty(pieces.shape[0], length // 2 + 1, dtype=torch.complex64)
+    rows = max(1, BLOCK // length)
+    copy, k = torch.empty_like(x), round((1 - theta) * x.numel() / 2)
+
+    def in_blocks() -> None:
+        for some, room in zip(pieces.split(rows), half.split(rows), strict=True):
+            torch.fft.rfft(some, norm="ortho", out=room)
+
+    exact, fitted = (Encode(FFT(theta, select=s), x, tuple(pieces.shape)) for s in ("topk", "sidco"))
+    return {
+        "copy": lambda: copy.copy_(x),
+        "rfft": lambda: torch.fft.rfft(pieces, norm="ortho", out=half),
+        "rfft in blocks": in_blocks,
+        "encode": exact.encode,
+        "encode, sidco": fitted.encode,
+        "accumulate": exact.accumulate,
+        "finish": exact.finish,
+        "remove": exact.remove,
+        "selection": selection(half, k),
+        "abs + torch.topk": lambda: torch.topk(half.abs().view(-1), k),
+    }
+
+
+def notes(times: dict[str, Times]) -> dict[str, str]:
+    rfft, blocks = times["rfft"].median, times["rfft in blocks"].median
+    shares = {name: times[name].median for name in ("encode", "encode, sidco", "finish", "remove")}
+    said = {name: f"{ms / rfft:.2f}x rfft, {ms / blocks:.2f}x rfft in blocks" for name, ms in shares.items()}
+    said["selection"] = f"{times['abs + torch.topk'].median / times['selection'].median:.1f}x faster than abs + topk"
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--numel", type=int, default=25_000_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[576, 1024, 4096])
+    parser.add_argument("--theta", type=float, nargs="+", default=[0.85, 0.99])
+    parser.add_argument("--json", type=Path, help="write one row per measurement to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for length in args.lengths:
+        numel = args.numel // length * length
+        x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+        for theta in args.theta:
+            times = interleave(contestants(x, length, theta), args.rounds)
+            print(f"\n{numel} floats in pieces of {length}, theta {theta}, one thread; ms, median [20 %, 80 %]")
+            said = notes(times)
+            for name, ms in times.items():
+                print(f"  {name:<18} {ms!s:>26}   {said.get(name, '')}")
+                about = {"what": name, "length": length, "theta": theta, "numel": numel, **environment()}
+                rows += [{**about, "round": i, "ms": t} for i, t in enumerate(ms.rounds)]
+    if args.json:
+        write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

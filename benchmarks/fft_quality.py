@@ -1,0 +1,99 @@
+"""Where selection in the frequency domain beats plain top-k at the same bytes, and where it loses, on real gradients.
+
+    python benchmarks/fft_quality.py FILE.npz [FILE.npz ...] [--vector step100] [--json FILE]
+
+A file is what ``benchmarks/gradients.py`` writes: flat gradients, and names and shapes of the parameters. For every way
+to cut and order the gradient: |decoded - g| / |g| of FFT, and of TopK with as many bytes and the same value codec.
+"""
+
+import argparse
+import ast
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tersegrad import FFT, PerTensor, RangeFloat, TopK
+from tersegrad.codecs.fourier import LONGEST
+from tersegrad.core import Bucket, Compressor
+from tersegrad.inspection import decode
+from tersegrad.timing import environment, write_rows
+
+THETAS = (0.5, 0.85, 0.95, 0.99)
+CUTS = {
+    "whole tensor": {"chunk": LONGEST},
+    "4096": {"chunk": 4096},
+    "256": {"chunk": 256},
+    "row": {"chunk": "row"},
+    "row, channels last": {"chunk": "row", "order": "channels_last"},
+}
+
+
+def load(path: Path) -> tuple[Bucket, dict[str, Tensor]]:
+    """The bucket that holds all parameters, and the gradients in the file."""
+    with np.load(path) as file:
+        shapes = tuple(ast.literal_eval(str(shape)) for shape in file["param_shapes"])
+        bucket = Bucket(tuple(map(str, file["param_names"])), shapes)
+        names = [name for name in file.files if not name.startswith("param_")]
+        return bucket, {name: torch.from_numpy(file[name].astype(np.float32)) for name in names}
+
+
+def measure(compressor: Compressor, x: Tensor, bucket: Bucket) -> tuple[int, float]:
+    """Bytes of the payload, and the relative error."""
+    state = compressor.init(bucket, 0)
+    payload = compressor.encode(x, state)
+    return payload.nbytes, float((decode(compressor, payload, state) - x).norm() / x.norm())
+
+
+def topk_with(nbytes: int, x: Tensor, bucket: Bucket, bits: int, per_tensor: bool) -> float:
+    """The error of the TopK that sends as many bytes as it may."""
+    low, high, best = 0.0, 1.0, 1.0
+    for _ in range(16):
+        ratio = (low + high) / 2
+        topk = TopK(ratio, values=RangeFloat(bits))
+        sent, error = measure(PerTensor(topk) if per_tensor else topk, x, bucket)
+        low, high, best = (ratio, high, error) if sent <= nbytes else (low, ratio, best)
+    return best
+
+
+def table(x: Tensor, bucket: Bucket, bits: int, per_tensor: bool) -> list[dict[str, object]]:
+    """One row for each way to cut and each theta."""
+    rows: list[dict[str, object]] = []
+    for cuts, options in CUTS.items():
+        cells = []
+        for theta in THETAS:
+            fft = FFT(theta, values=RangeFloat(bits), **options)  # type: ignore[arg-type]
+            nbytes, error = measure(PerTensor(fft) if per_tensor else fft, x, bucket)
+            plain = topk_with(nbytes, x, bucket, bits, per_tensor)
+            rows.append({"cuts": cuts, "theta": theta, "nbytes": nbytes, "error": error, "topk": plain})
+            cells.append(f"{error:.3f} / {plain:.3f} ({4 * x.numel() / nbytes:.1f}x)")
+        print(f"| {cuts} | {' | '.join(cells)} |", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--vector", nargs="+", help="only the gradients of these names")
+    parser.add_argument("--bits", type=int, default=10, help="of RangeFloat, for both")
+    parser.add_argument("--bucket", action="store_true", help="select in the whole gradient, not in each tensor")
+    parser.add_argument("--json", type=Path, help="write one row per measurement to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for path in args.files:
+        bucket, gradients = load(path)
+        for name, x in gradients.items():
+            if args.vector and name not in args.vector:
+                continue
+            print(f"\n{path.name} {name}: {x.numel()} elements; error of FFT / of TopK with the same bytes (ratio)\n")
+            print(f"| pieces | {' | '.join(f'theta {theta}' for theta in THETAS)} |\n|{'---|' * (len(THETAS) + 1)}")
+            about = {"file": path.name, "vector": name, "bits": args.bits, "bucket": args.bucket, **environment()}
+            rows += [{**row, **about} for row in table(x, bucket, args.bits, not args.bucket)]
+    if args.json:
+        write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

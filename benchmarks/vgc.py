@@ -1,0 +1,100 @@
+"""The step of VGC on one core: accumulate, test, decay, select; against the two additions that it cannot do without.
+
+    python benchmarks/vgc.py [--json FILE]
+
+Gradients are noise: N(0, 1), with squares of 1; a few vectors, shifted differently at each step. "vgc" is what happens
+before anything is packed: r + g, v + q, the test, the decay, the positions. "all before sending" packs them too and
+takes out what is sent. All take turns in every round.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from tersegrad import local
+from tersegrad import state as states
+from tersegrad.core import Bucket, spare
+from tersegrad.reducers import VGC
+from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.wrappers import ErrorFeedback
+
+VECTORS = 4
+SETTLE = 60  # steps before the clock starts, so that some elements have waited long
+
+
+class Ours:
+    """What ErrorFeedback(VGC(alpha)) does, step after step."""
+
+    def __init__(self, gradients: list[torch.Tensor], alpha: float):
+        self.gradients, self.numel = gradients, gradients[0].numel()
+        self.reducer = ErrorFeedback(VGC(alpha=alpha))
+        self.bucket = Bucket.flat(self.numel)
+        self.bucket.squares = torch.ones(self.numel)
+        self.offsets = torch.tensor(self.bucket.offsets)
+        self.comm = local.run(1, lambda comm: comm)[0]
+        self.state = self.reducer.init(self.bucket, self.comm)
+        self.out = torch.empty(self.numel)
+        for _ in range(SETTLE):
+            self.whole()
+
+    def gradient(self) -> torch.Tensor:
+        step = self.bucket.step
+        return self.gradients[1 + step % (VECTORS - 1)].roll(7919 * step)
+
+    def whole(self) -> None:
+        self.out.copy_(self.gradient())
+        self.reducer.reduce(self.bucket, self.out, self.out, self.state, self.comm)
+        states.settle(self.state, keep=True)
+        self.bucket.step += 1
+
+    def select(self) -> None:
+        vgc, memory = self.reducer.inner, self.state["inner"]
+        memory["_spare_variance"] = variance = spare(memory, "variance")
+        self.state["_spare_residual"] = total = spare(self.state, "residual")
+        torch.add(self.state["residual"], self.gradients[0], out=total)
+        self.sent = vgc._select(self.bucket, total, self.offsets, variance, memory)
+
+    def encode(self) -> None:
+        self.select()
+        codec, memory = self.reducer.inner._exchange.compressor, self.state["inner"]["exchange"]
+        memory |= {"_positions": self.sent, "_offsets": self.offsets}
+        self.payload = codec.encode(self.state["_spare_residual"], memory)
+        codec.remove(self.payload, self.state["_spare_residual"], memory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--numel", type=int, default=25_000_000)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    gradients = [torch.randn(args.numel, generator=torch.Generator().manual_seed(i)) for i in range(VECTORS)]
+    r, v, q = torch.zeros(args.numel), torch.zeros(args.numel), torch.ones(args.numel)
+    rows = []
+    for alpha in (1.5,):
+        ours = Ours(gradients, alpha)
+        times = interleave(
+            {
+                "r.add_(g) + v.add_(q)": lambda: (r.add_(gradients[0]), v.add_(q)),
+                "vgc": ours.select,
+                "all before sending": ours.encode,
+            },
+            args.rounds,
+        )
+        base = times["r.add_(g) + v.add_(q)"].median
+        sent, nbytes = ours.sent.numel(), ours.payload.nbytes
+        print(f"\nalpha {alpha}: {args.numel} floats, one thread; ms, median [20 %, 80 %]; {sent} sent, {nbytes} bytes")
+        for name, ms in times.items():
+            print(f"  {name:<24} {ms!s:>26}   {ms.median / base:.2f}x")
+            rows += [
+                {"what": name, "alpha": alpha, "sent": sent, "round": i, "ms": t, **environment()}
+                for i, t in enumerate(ms.rounds)
+            ]
+    if args.json:
+        write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Subspace: slices of a gradient as few coefficients in an orthonormal basis around a mean."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """``c = U^T (g - mu)`` and back, ``U c + mu``, for every slice g of a layer and its mean mu.
+
+    Affine, not linear: c of a sum is not the sum of c's. But as everybody subtracts the whole mu, the mean over N
+    workers of their coefficients is the coefficients of the mean of their gradients, whatever N is.
+    """
+
+    basis: Tensor  # (groups, K, d): each group of consecutive slices has its own U
+    mean: Tensor  # (slices, K)
+    offset: Tensor  # (slices, d): U^T mu, so that nothing as long as a gradient is subtracted
+
+    @staticmethod
+    def around(mean: Tensor, basis: Tensor) -> "Subspace":
+        """The one with this mean and this basis."""
+        groups, length, d = basis.shape
+        offset = torch.bmm(mean.view(groups, -1, length), basis)
+        return Subspace(basis, mean, offset.view(-1, d))
+
+    @property
+    def size(self) -> int:
+        """How many coefficients stand for the layer."""
+        return self.offset.numel()
+
+    def encode(self, slices: Tensor, c: Tensor) -> None:
+        """``c = U^T g - U^T mu``, into the vector ``c``."""
+        torch.bmm(self._grouped(slices), self.basis, out=self._grouped(c))
+        c.sub_(self.offset.view(-1))
+
+    def decode(self, c: Tensor, slices: Tensor) -> None:
+        """``slices = U c``. The mean is added where the slices are put in their places, in one pass with that."""
+        torch.bmm(self._grouped(c), self.basis.mT, out=self._grouped(slices))
+
+    def local_loss(self, slices: Tensor, c: Tensor) -> float:
+        """``|g - mu - U c|^2 / |g|^2``; as U is orthonormal, that is ``(|g - mu|^2 - |c|^2) / |g|^2``."""
+        g, mean = slices.view(-1), self.mean.view(-1)
+        energy = float(g @ g)
+        outside = energy - 2 * float(g @ mean) + float(mean @ mean) - float(c @ c)
+        return max(0.0, outside / energy) if energy else 0.0
+
+    def _grouped(self, flat: Tensor) -> Tensor:
+        groups = self.basis.shape[0]
+        return flat.view(groups, self.mean.shape[0] // groups, -1)

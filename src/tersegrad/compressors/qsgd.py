@@ -1,0 +1,86 @@
+"""QSGD: every element rounded at random to one of few levels, so that the mean is right.
+
+Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017.
+Body: one float32 scale a bucket, then ceil(bits * n / 8) bytes of codes.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.core import Bucket, Compressor, Payload, State, later, mix_seed
+from tersegrad.kernels.reference.bits import packed_nbytes
+from tersegrad.kernels.reference.qsgd import LARGEST, NORMS, bucket_count
+
+_SCALE_NBYTES = 4
+
+
+@dataclass(frozen=True, repr=False)
+class QSGD(Compressor):
+    """Stochastic rounding to 2^(bits-1) - 1 levels on each side of zero, with a scale for every ``bucket`` elements.
+
+    With L levels and a bucket's scale S (its largest magnitude, or its length), the step is S / L and
+
+        decoded = step * (floor(y) + 1 with probability y - floor(y), else floor(y)),   y = x / step
+
+    so that the mean over all draws is x, and the variance of an element at most step^2 / 4.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "QSGD()",
+        "QSGD(bits=8, bucket=100)",
+        "QSGD(bits=6, bucket=64, norm='l2')",
+        "TopK(0.1, values=QSGD(8))",
+    )
+
+    bits: int = 4  # of an element, sign included, 2 to 16: fewer => fewer bytes, more noise
+    bucket: int = 512  # elements that share a scale: more => fewer bytes, more noise
+    norm: str = "max"  # scale of a bucket: "max", its largest magnitude; or "l2", its length: more zeros, more noise
+
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or not 2 <= self.bits <= 16:
+            raise ValueError(f"QSGD(bits={self.bits!r}): 2 to 16 bits, of which one is the sign.")
+        if type(self.bucket) is not int or self.bucket < 1:
+            raise ValueError(f"QSGD(bucket={self.bucket!r}): a bucket has one element or more. The usual is 512.")
+        if self.norm not in NORMS:
+            raise ValueError(f"QSGD(norm={self.norm!r}): the norms are {', '.join(map(repr, NORMS))}.")
+
+    def init(self, bucket: Bucket, seed: int) -> State:
+        """All draws come from the seed and the number of encodings so far."""
+        return {"seed": seed, "calls": 0}
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Scales, then levels."""
+        n, kernel = x.numel(), kernels.on(x)
+        split = _SCALE_NBYTES * bucket_count(n, self.bucket)
+        payload = Payload.empty(split + packed_nbytes(n, self.bits), n, state, x.device)
+        scales = payload.body[:split].view(torch.float32)
+        if not kernel.bucket_scales(x, self.bucket, self.norm, scales):
+            return Payload.nonfinite(n, state, x.device)
+        key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
+        kernel.qsgd_encode(x, scales, self.bucket, self.bits, key, payload.body[split:])
+        later(state, calls=state["calls"] + 1)
+        return payload
+
+    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc += scale * x``; any codes are legal, the scales are checked."""
+        split = _SCALE_NBYTES * bucket_count(payload.numel, self.bucket)
+        expected = split + packed_nbytes(payload.numel, self.bits)
+        if payload.body.numel() != expected:
+            raise ValueError(
+                f"{payload.numel} elements of {self!r} take {expected} bytes, and {payload.body.numel()} came."
+            )
+        scales = payload.body[:split].clone().view(torch.float32)  # it may lie at any address
+        if not bool(((scales >= 0) & (scales <= LARGEST)).all()):
+            raise ValueError(f"a scale of {self!r} is from 0 to {LARGEST:.4g}; another one came.")
+        kernels.on(acc).qsgd_decode_add(payload.body[split:], scales, self.bucket, self.bits, acc, scale)
+
+    def sections(self, payload: Payload) -> dict[str, int]:
+        """Bytes of the scales and of the codes."""
+        if not payload.finite:
+            return {}
+        split = _SCALE_NBYTES * bucket_count(payload.numel, self.bucket)
+        return {"scales": split, "codes": payload.body.numel() - split}

@@ -1,0 +1,65 @@
+"""Values as signed powers of two against the largest of their group: one pass for the largest, one for the codes."""
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tersegrad.kernels.cpu.select import _array, _bits
+from tersegrad.kernels.reference.powers import DEEPEST, FAINT, NOTHING, check_groups
+
+__all__ = ["power_decode", "power_encode"]
+
+Ints = NDArray[np.int32]
+
+
+def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tensor) -> int:
+    """Exponents of the groups and codes of the values; returns how many are faint (see ``reference``)."""
+    check_groups(values.numel(), groups, exponents, codes)
+    arrays = _array(groups, torch.int32), _array(exponents, torch.int8), _array(codes, torch.uint8)
+    return int(_encode(_bits(values), *arrays))
+
+
+def power_decode(codes: Tensor, groups: Tensor, exponents: Tensor, values: Tensor) -> None:
+    """Values of codes (see ``reference``)."""
+    check_groups(values.numel(), groups, exponents, codes)
+    _decode(_array(codes, torch.uint8), _array(groups, torch.int32), _array(exponents, torch.int8), _bits(values))
+
+
+@numba.njit(nogil=True, cache=True)
+def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: NDArray[np.uint8]) -> int:
+    faint, start = 0, 0
+    for g in range(groups.size):
+        end = start + groups[g]
+        largest = np.int32(0)
+        for i in range(start, end):
+            largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+        top = np.int32(np.int32(largest >> 23) - 127)
+        exponents[g] = NOTHING if top == -127 else top
+        least = np.int32(top - DEEPEST) if top > -127 else np.int32(256)  # no power is as large
+        for i in range(start, end):
+            magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
+            nearest = np.int32(np.int32(np.int32(magnitude + np.int32(0x00400000)) >> 23) - 127)
+            weak = np.int32(nearest < least)
+            depth = np.int32(min(np.int32(top - nearest), np.int32(DEEPEST)))
+            depth = np.int32(max(depth, np.int32(0)))
+            depth = np.int32(DEEPEST) if weak else depth
+            # x < 0, which minus zero is not
+            sign = np.int32(8) if bits[i] < 0 and magnitude > 0 else np.int32(0)
+            codes[i] = np.uint8(depth | sign | weak * FAINT)
+            faint += weak
+        start = end
+    return faint
+
+
+@numba.njit(nogil=True, cache=True)
+def _decode(codes: NDArray[np.uint8], groups: Ints, exponents: NDArray[np.int8], bits: Ints) -> None:
+    start = 0
+    for g in range(groups.size):
+        end = start + groups[g]
+        for i in range(start, end):
+            power = np.int32(exponents[g]) - np.int32(codes[i] & 7) + 127
+            magnitude = np.int32(max(power, 0) << 23)
+            bits[i] = np.int32(magnitude | np.int32(-2147483648)) if codes[i] & 8 else magnitude
+        start = end

@@ -1,0 +1,60 @@
+"""Codes of 1 to 16 bits side by side in bytes, in plain torch: the definition fast kernels must meet.
+
+Little-endian throughout: code i occupies bits i * N to i * N + N - 1, its lowest bit first, and bit j is bit j % 8 of
+byte j // 8. So n codes take ceil(n * N / 8) bytes, and eight of them exactly N. Bits behind the last code are zero.
+"""
+
+import torch
+from torch import Tensor
+
+MAX_BITS = 16  # of one code
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """Bytes of ``count`` codes of ``bits`` bits each.
+
+    >>> packed_nbytes(5, 3), packed_nbytes(8, 10), packed_nbytes(0, 7)
+    (2, 10, 0)
+    """
+    if not 1 <= bits <= MAX_BITS:
+        raise ValueError(f"a code has 1 to {MAX_BITS} bits, not {bits}")
+    return -(-count * bits // 8)
+
+
+def pack_bits(codes: Tensor, bits: int, out: Tensor) -> None:
+    """Write the lowest ``bits`` bits of each code (uint8 or int32) to ``out`` (uint8), which has exactly their bytes.
+
+    >>> out = torch.empty(2, dtype=torch.uint8)
+    >>> pack_bits(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8), 3, out)
+    >>> [f"{byte:08b}" for byte in out.tolist()]  # 1, 2, 3, 4, 5 from right to left
+    ['11010001', '01011000']
+    """
+    check_packed(codes, bits, out)
+    ones = codes.to(torch.int32).unsqueeze(1) >> torch.arange(bits, device=codes.device) & 1
+    padded = torch.zeros(8 * out.numel(), dtype=torch.int32, device=codes.device)
+    padded[: ones.numel()] = ones.flatten()
+    out.copy_((padded.view(-1, 8) << torch.arange(8, device=codes.device)).sum(1))
+
+
+def unpack_bits(data: Tensor, bits: int, codes: Tensor) -> None:
+    """Read ``len(codes)`` codes (uint8 or int32) from ``data``, which has exactly their bytes.
+
+    >>> codes = torch.empty(5, dtype=torch.uint8)
+    >>> unpack_bits(torch.tensor([0b11010001, 0b01011000], dtype=torch.uint8), 3, codes)
+    >>> codes.tolist()
+    [1, 2, 3, 4, 5]
+    """
+    check_packed(codes, bits, data)
+    ones = (data.to(torch.int32).unsqueeze(1) >> torch.arange(8, device=data.device) & 1).flatten()
+    table = ones[: codes.numel() * bits].view(-1, bits)
+    codes.copy_((table << torch.arange(bits, device=data.device)).sum(1))
+
+
+def check_packed(codes: Tensor, bits: int, data: Tensor) -> None:
+    """Raise unless ``codes`` can hold the codes and ``data`` has exactly their bytes."""
+    nbytes = packed_nbytes(codes.numel(), bits)
+    if codes.dtype != torch.int32 and (codes.dtype != torch.uint8 or bits > 8):
+        allowed = "int32 or uint8" if bits <= 8 else "int32"
+        raise TypeError(f"codes of {bits} bits are {allowed}, not {codes.dtype}")
+    if data.numel() != nbytes:
+        raise ValueError(f"{codes.numel()} codes of {bits} bits take {nbytes} bytes, not {data.numel()}")

@@ -1,0 +1,94 @@
+"""Half spectra as pairs of numbers, in plain torch: the definition fast kernels must meet.
+
+A piece of even length L has the half spectrum X[0..L/2] (``torch.fft.rfft``). X[0] and X[L/2] are real, and every other
+one stands for itself and its mirror image. So L numbers say all of it, as L/2 pairs, the *bins*:
+
+    bin 0 = (X[0], X[L/2]),  bin f = sqrt(2) * (Re X[f], Im X[f])  for 0 < f < L/2
+
+If X is scaled by 1/sqrt(L), a piece and its bins have the same sum of squares.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tersegrad.kernels.reference.select import check_indices
+
+ROOT_2 = math.sqrt(2.0)  # rounded to float32 where it is used
+ROOT_HALF = math.sqrt(0.5)
+
+
+def fold(half: Tensor, bins: Tensor, magnitudes: Tensor) -> None:
+    """Half spectra (complex64, one row a piece) to bins, and the length of each bin's pair, sqrt(a^2 + b^2).
+
+    Squares are taken in float32: what is beyond 1e19 is seen as infinite, and what is below 1e-19 coarsely.
+
+    >>> half, bins, magnitudes = torch.fft.rfft(torch.ones(1, 4)), torch.empty(4), torch.empty(2)
+    >>> fold(half, bins, magnitudes)
+    >>> bins.tolist(), magnitudes.tolist()
+    ([4.0, 0.0, 0.0, 0.0], [4.0, 0.0])
+    """
+    check_fold(half, bins, magnitudes)
+    pairs = torch.view_as_real(half)[:, :-1] * ROOT_2
+    pairs[:, 0, 0], pairs[:, 0, 1] = half[:, 0].real, half[:, -1].real
+    bins.copy_(pairs.reshape(-1))
+    squares = pairs[..., 0].square() + pairs[..., 1].square()
+    magnitudes.copy_(squares.double().sqrt().reshape(-1))  # torch's own float32 square root is not always the nearest
+
+
+def unfold(bins: Tensor, half: Tensor) -> None:
+    """Bins back to half spectra.
+
+    >>> half = torch.empty(1, 3, dtype=torch.complex64)
+    >>> unfold(torch.tensor([4.0, 0.0, 0.0, 0.0]), half), half.tolist()
+    (None, [[(4+0j), 0j, 0j]])
+    """
+    check_fold(half, bins)
+    pairs = torch.view_as_complex(bins.view(half.shape[0], half.shape[1] - 1, 2))
+    half[:, :-1] = pairs * ROOT_HALF
+    half[:, 0], half[:, -1] = pairs[:, 0].real, pairs[:, 0].imag
+
+
+def gather_pairs(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
+    """``values[2i], values[2i + 1] = `` pair number ``indices[i]``; IndexError if there is no such pair.
+
+    >>> values = torch.empty(2)
+    >>> gather_pairs(torch.arange(6.0), torch.tensor([1], dtype=torch.int32), values), values.tolist()
+    (None, [2.0, 3.0])
+    """
+    check_pair_indices(pairs, indices, values)
+    check_indices(indices, pairs.numel() // 2)
+    torch.index_select(pairs.view(-1, 2), 0, indices, out=values.view(-1, 2))
+
+
+def scatter_add_pairs(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> None:
+    """Adds ``scale * (values[2i], values[2i + 1])``, rounded to float32, to pair number ``indices[i]``.
+
+    All indices are checked before anything is written; IndexError if there is no such pair.
+
+    >>> acc = torch.zeros(6)
+    >>> scatter_add_pairs(acc, torch.tensor([1], dtype=torch.int32), torch.tensor([2.0, 4.0]), 0.5), acc.tolist()
+    (None, [0.0, 0.0, 1.0, 2.0, 0.0, 0.0])
+    """
+    check_pair_indices(acc, indices, values)
+    check_indices(indices, acc.numel() // 2)
+    acc.view(-1, 2).index_add_(0, indices, values.view(-1, 2) * torch.tensor(scale, dtype=torch.float32))
+
+
+def check_fold(half: Tensor, bins: Tensor, magnitudes: Tensor | None = None) -> None:
+    """Raise ValueError unless bins and magnitudes are as long as these half spectra ask for."""
+    if half.dim() != 2 or half.shape[1] < 2 or half.dtype != torch.complex64:
+        raise ValueError(f"half spectra are rows of complex64 of 2 or more; these are {half.dtype} {tuple(half.shape)}")
+    count = half.shape[0] * (half.shape[1] - 1)
+    if bins.numel() != 2 * count or (magnitudes is not None and magnitudes.numel() != count):
+        seen = f"{bins.numel()} numbers" + ("" if magnitudes is None else f" and {magnitudes.numel()} magnitudes")
+        raise ValueError(f"half spectra of shape {tuple(half.shape)} have {count} bins, and {seen} came")
+
+
+def check_pair_indices(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Raise ValueError unless there are whole pairs, and two values for each index."""
+    if pairs.numel() % 2:
+        raise ValueError(f"{pairs.numel()} numbers are not pairs")
+    if values.numel() != 2 * indices.numel():
+        raise ValueError(f"{indices.numel()} indices but {values.numel()} values: there must be two for each")

@@ -1,0 +1,62 @@
+"""Adding up squares of per-sample gradients, in plain torch: the definition fast kernels must meet."""
+
+import torch
+from torch import Tensor
+
+
+def add_squares(sums: Tensor, gradients: Tensor) -> None:
+    """``sums += sum over rows of row * row``, where ``gradients`` is rows as long as ``sums``, one after the other.
+
+    >>> sums = torch.tensor([1.0, 0.0])
+    >>> add_squares(sums, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    >>> sums
+    tensor([11., 20.])
+    """
+    check_rows(sums, gradients)
+    for row in gradients.view(-1, sums.numel()) if sums.numel() else ():
+        sums += row * row
+
+
+def add_token_squares(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int, skip: int) -> None:
+    """The same for an embedding, whose gradient has few rows that are not zero.
+
+    ``tokens`` are those of ``samples`` texts of equal length, one after the other; ``deltas`` has a row for each token,
+    ``sums`` one for each word. What one text has for one word is summed, squared and added to the word's row. The word
+    ``skip`` has no gradient (-1: all have one).
+
+    >>> sums = torch.zeros(3)
+    >>> add_token_squares(sums, torch.tensor([0, 0, 2, 0]), torch.tensor([1.0, 2.0, 3.0, 4.0]), 2, -1)
+    >>> sums
+    tensor([25.,  0.,  9.])
+    """
+    width = check_tokens(sums, tokens, deltas, samples)
+    if tokens.numel() == 0:
+        return
+    words = sums.numel() // width
+    text = torch.arange(samples, device=tokens.device).repeat_interleave(tokens.numel() // samples)
+    found, where = torch.unique(text * words + tokens, return_inverse=True)
+    rows = torch.zeros(found.numel(), width, device=sums.device).index_add_(0, where, deltas.view(-1, width))
+    word = found % words
+    sums.view(words, width).index_add_(0, word, (rows * rows).masked_fill_((word == skip)[:, None], 0.0))
+
+
+def check_rows(sums: Tensor, gradients: Tensor) -> None:
+    """Raises ValueError unless ``gradients`` is rows as long as ``sums``."""
+    if gradients.numel() % max(1, sums.numel()) or (gradients.numel() and not sums.numel()):
+        raise ValueError(f"{gradients.numel()} elements are not rows of {sums.numel()}")
+
+
+def check_tokens(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int) -> int:
+    """The length of a row; ValueError if lengths do not fit, IndexError if a token has no row in ``sums``."""
+    count = tokens.numel()
+    if count == 0 and deltas.numel() == 0:
+        return 1
+    width = deltas.numel() // max(1, count)
+    if samples < 1 or count % samples or width == 0 or width * count != deltas.numel() or sums.numel() % width:
+        raise ValueError(
+            f"{count} tokens in {samples} samples, {deltas.numel()} deltas and {sums.numel()} sums do not fit together"
+        )
+    low, high = torch.aminmax(tokens)
+    if int(low) < 0 or int(high) >= sums.numel() // width:
+        raise IndexError(f"tokens {int(low)} to {int(high)} in {sums.numel() // width} rows")
+    return width

@@ -1,0 +1,353 @@
+"""Which layers are known, and how each spreads the gradients of its parameters over the samples of the batch.
+
+With ``x`` the layer's input and ``delta`` the gradient of its output, both for one sample:
+
+| layer | weight | bias |
+|---|---|---|
+| Linear | sum over positions of delta x^T | sum of delta |
+| Conv1d, 2d, 3d | sum over positions of delta patch(x)^T | sum of delta |
+| ConvTranspose1d, 2d, 3d | sum over positions of x patch(delta)^T | sum of delta |
+| Embedding | delta, added to the rows of the tokens | |
+| LayerNorm, RMSNorm, GroupNorm, InstanceNorm | sum over positions of delta * normalised x | sum of delta |
+| BatchNorm | the same as a stand-in, see ``BatchNorms`` | sum of delta |
+| PReLU | sum over positions of delta * min(x, 0) | |
+| RNN, LSTM, GRU | see ``recurrent`` | |
+
+A layer is known by its class; a subclass counts as its base unless it overrides ``forward``.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tersegrad.per_sample.terms import Each, Products, Term, Tokens
+
+Kept = tuple[Tensor | None, ...]
+
+
+@dataclass
+class Use:
+    """One call of a layer whose output has received a gradient."""
+
+    module: Any
+    training: bool  # what the module was set to when it was called
+    batch_dim: int  # where the samples are, if the layer leaves a choice
+    kept: Kept  # what ``Layer.keep`` chose of the call's arguments
+    deltas: Kept  # gradients of the outputs; None for an output that received none
+    before: Any = None  # what ``Layer.before`` saw
+    memo: dict[str, Any] = field(default_factory=dict)  # what the terms of several parameters share
+
+
+class Layer(ABC):
+    """One kind of layer."""
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]]
+    own: ClassVar[tuple[str, ...]] = ("forward",)  # a subclass that overrides one of these is another layer
+
+    def names(self, module: Any) -> set[str]:
+        """The parameters it knows about."""
+        return {"weight", "bias"}
+
+    def refusal(self, module: Any) -> str | None:
+        """Why a module of this kind cannot be handled nevertheless; None if it can."""
+        return None
+
+    def before(self, module: Any) -> Any:
+        """What must be seen before ``forward`` runs."""
+        return None
+
+    def keep(self, names: set[str], x: Any, state: Any) -> tuple[Tensor, ...]:
+        """What is needed of a call's arguments; nothing, if only the bias is trained."""
+        return () if names == {"bias"} else (x,)
+
+    def outputs(self, output: Any) -> tuple[Tensor, ...]:
+        """The tensors that may receive gradients."""
+        return (output,)
+
+    @abstractmethod
+    def term(self, use: Use, name: str) -> Term:
+        """What this use contributes to the gradient of one parameter."""
+
+
+def _positions(x: Tensor | None, features: int, batch_dim: int) -> Tensor:
+    """(samples, positions, ...) of a tensor with ``features`` dimensions of features behind those of the batch.
+
+    Without a dimension for the batch it is one sample.
+    """
+    assert x is not None
+    leading = x.dim() - features
+    if leading < 2:
+        return x[None, None] if leading == 0 else x[:, None]
+    return x.movedim(batch_dim, 0).flatten(1, leading - 1)
+
+
+def _channels(x: Tensor | None, spatial: int) -> Tensor:
+    """(samples, channels, *space): where channels are, samples always come first."""
+    assert x is not None
+    return x[None] if x.dim() == spatial + 1 else x
+
+
+def _sum_space(x: Tensor) -> Tensor:
+    """(samples, channels) of (samples, channels, *space), in float32."""
+    return x.float() if x.dim() == 2 else x.sum(tuple(range(2, x.dim())), dtype=torch.float32)
+
+
+def _summed(delta: Tensor, total: Callable[[Tensor], Tensor]) -> Term:
+    """The gradients of a bias."""
+    return Each(delta.shape[0], 2 * delta[0].numel(), lambda first, last: total(delta[first:last]))
+
+
+def _scaled(delta: Tensor, x: Tensor, normal: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> Term:
+    """The gradients of a factor: the sum over positions of delta * normal(x)."""
+
+    def gradients(first: int, last: int) -> Tensor:
+        return total(delta[first:last] * normal(x[first:last].float()))
+
+    return Each(delta.shape[0], 4 * delta[0].numel(), gradients)
+
+
+# --- features last
+
+
+class Linears(Layer):
+    """Dense layers."""
+
+    kinds = (nn.Linear,)
+
+    def term(self, use: Use, name: str) -> Term:
+        """Outer products; sums for the bias."""
+        delta = _positions(use.deltas[0], 1, use.batch_dim)
+        if name == "bias":
+            return position_sums(delta)
+        return outer(delta, _positions(use.kept[0], 1, use.batch_dim))
+
+
+def outer(delta: Tensor, x: Tensor) -> Term:
+    """Sum over positions of delta x^T; both are (samples, positions, features)."""
+
+    def operands(first: int, last: int) -> tuple[Tensor, Tensor]:
+        return delta[first:last].float().transpose(1, 2), x[first:last].float()
+
+    samples, positions, rows = delta.shape
+    return Products(samples, operands, positions * (rows + x.shape[2]), positions, (rows, x.shape[2]))
+
+
+def position_sums(delta: Tensor) -> Term:
+    """Sum over positions of delta, (samples, positions, ...)."""
+    return _summed(delta, lambda part: part.sum(1, dtype=torch.float32))
+
+
+class Embeddings(Layer):
+    """Tables of rows."""
+
+    kinds = (nn.Embedding,)
+
+    def refusal(self, module: Any) -> str | None:
+        """DDP cannot exchange sparse gradients through a hook."""
+        return "its gradient is sparse; make it with sparse=False" if module.sparse else None
+
+    def term(self, use: Use, name: str) -> Term:
+        """The rows of the tokens."""
+        module = use.module
+        tokens = _positions(use.kept[0], 0, use.batch_dim)
+        delta = _positions(use.deltas[0], 1, use.batch_dim)
+        if module.scale_grad_by_freq:
+            delta = delta / torch.bincount(tokens.flatten())[tokens][:, :, None]
+        return Tokens(tokens, delta, module.num_embeddings, module.padding_idx)
+
+
+class LayerNorms(Layer):
+    """Norms over the last dimensions."""
+
+    kinds = (nn.LayerNorm, nn.RMSNorm)
+
+    def term(self, use: Use, name: str) -> Term:
+        """Sums over positions."""
+        module, shape = use.module, use.module.normalized_shape
+        delta = _positions(use.deltas[0], len(shape), use.batch_dim)
+        if name == "bias":
+            return position_sums(delta)
+        x = _positions(use.kept[0], len(shape), use.batch_dim)
+        if isinstance(module, nn.RMSNorm):
+            eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+            return _scaled(delta, x, lambda part: functional.rms_norm(part, shape, eps=eps), lambda part: part.sum(1))
+        return _scaled(
+            delta, x, lambda part: functional.layer_norm(part, shape, eps=module.eps), lambda part: part.sum(1)
+        )
+
+
+# --- channels in the second dimension
+
+
+class GroupNorms(Layer):
+    """Norms over groups of channels of one sample."""
+
+    kinds = (nn.GroupNorm,)
+
+    def term(self, use: Use, name: str) -> Term:
+        """Sums over space."""
+        module, (delta,) = use.module, use.deltas
+        assert delta is not None
+        if name == "bias":
+            return _summed(delta, _sum_space)
+        (x,) = use.kept
+        assert x is not None
+        normal = lambda part: functional.group_norm(part, module.num_groups, eps=module.eps)  # noqa: E731
+        return _scaled(delta, x, normal, _sum_space)
+
+
+class InstanceNorms(Layer):
+    """Norms over the channels of one sample, each for itself."""
+
+    kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    own = ("forward", "_apply_instance_norm")
+
+    def term(self, use: Use, name: str) -> Term:
+        """Sums over space."""
+        module = use.module
+        spatial = 1 + [isinstance(module, kind) for kind in self.kinds].index(True)
+        delta = _channels(use.deltas[0], spatial)
+        if name == "bias":
+            return _summed(delta, _sum_space)
+        x = _channels(use.kept[0], spatial)
+        if use.training or not module.track_running_stats:
+            return _scaled(delta, x, lambda part: functional.instance_norm(part, eps=module.eps), _sum_space)
+        return _scaled(delta, x, _standardise(module.running_mean, module.running_var, module.eps), _sum_space)
+
+
+class BatchNorms(Layer):
+    """Norms over the batch: in training, one sample's output depends on all samples, and there is no gradient of its own.
+
+    The stand-in takes the statistics of the batch for constants: what the sample's own outputs contribute, which is the
+    sum over space of delta * normalised x (weight) and of delta (bias). The contributions do add up to the gradient. In
+    evaluation mode the statistics are constants, and this is exact.
+    """
+
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+    def term(self, use: Use, name: str) -> Term:
+        """Sums over space."""
+        module, (delta,) = use.module, use.deltas
+        assert delta is not None
+        if name == "bias":
+            return _summed(delta, _sum_space)
+        (x,) = use.kept
+        assert x is not None
+        if use.training or module.running_mean is None:
+            over = [axis for axis in range(x.dim()) if axis != 1]
+            variance, mean = torch.var_mean(x.float(), over, correction=0)
+        else:
+            variance, mean = module.running_var, module.running_mean
+        return _scaled(delta, x, _standardise(mean, variance, module.eps), _sum_space)
+
+
+def _standardise(mean: Tensor, variance: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    """(x - mean) / sqrt(variance + eps), channel by channel."""
+
+    def standard(x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.dim() - 2))
+        return (x - mean.view(shape)) * torch.rsqrt(variance + eps).view(shape)
+
+    return standard
+
+
+class PReLUs(Layer):
+    """Slopes for negative numbers."""
+
+    kinds = (nn.PReLU,)
+
+    def term(self, use: Use, name: str) -> Term:
+        """Sums over space, and over channels if they share one slope."""
+        (x,), (delta,) = use.kept, use.deltas
+        assert x is not None
+        assert delta is not None
+        if x.dim() < 2:
+            x, delta = x.reshape(-1, 1), delta.reshape(-1, 1)
+
+        def total(part: Tensor) -> Tensor:
+            return _sum_space(part) if use.module.num_parameters > 1 else part.flatten(1).sum(1, keepdim=True)
+
+        return _scaled(delta, x, lambda part: part.clamp(max=0), total)
+
+
+class Convolutions(Layer):
+    """All strides, dilations, groups and paddings."""
+
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    own = ("forward", "_conv_forward")
+
+    def term(self, use: Use, name: str) -> Term:
+        """Outer products of delta and the patches of x."""
+        module, spatial = use.module, len(use.module.kernel_size)
+        delta = _channels(use.deltas[0], spatial)
+        if name == "bias":
+            return _summed(delta, _sum_space)
+        x = _channels(use.kept[0], spatial)
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        return _correlation(module, delta, x, _padding(module), mode)
+
+
+class TransposedConvolutions(Layer):
+    """A convolution whose input and output have changed places."""
+
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+    def term(self, use: Use, name: str) -> Term:
+        """Outer products of x and the patches of delta."""
+        module, spatial = use.module, len(use.module.kernel_size)
+        delta = _channels(use.deltas[0], spatial)
+        if name == "bias":
+            return _summed(delta, _sum_space)
+        return _correlation(module, _channels(use.kept[0], spatial), delta, _padding(module), "constant")
+
+
+def _padding(module: Any) -> list[int]:
+    """As ``functional.pad`` wants it: the last dimension first, both ends."""
+    if module.padding == "valid":
+        return [0, 0] * len(module.kernel_size)
+    if module.padding != "same":
+        return [amount for padding in reversed(module.padding) for amount in (padding, padding)]
+    totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
+    return [amount for total in reversed(totals) for amount in (total // 2, total - total // 2)]
+
+
+def _correlation(module: Any, still: Tensor, moving: Tensor, padding: list[int], mode: str) -> Term:
+    """Per sample: sum over positions of still (channels) times the patch of moving (channels, *kernel) there.
+
+    Patches are a view with overlapping strides until they are copied into one matrix for the product. If the channels
+    of ``moving`` are neighbours in memory, they stay so in the matrix: copies of whole runs are several times faster.
+    """
+    samples, rows, *size = still.shape
+    kernel, groups, positions = module.kernel_size, module.groups, math.prod(size)
+    channels = moving.shape[1] // groups
+    channels_last = groups == 1 and channels > 1 and moving.stride(1) == 1
+
+    def operands(first: int, last: int) -> tuple[Tensor, Tensor]:
+        part = moving[first:last].float()
+        patches = _patches(functional.pad(part, padding, mode) if any(padding) else part, module, size)
+        left = still[first:last].float().flatten(2)
+        if channels_last:
+            space, offsets = range(2 + len(kernel), patches.dim()), range(2, 2 + len(kernel))
+            return left, patches.permute(0, *space, *offsets, 1).reshape(last - first, positions, -1)
+        left = left.reshape((last - first) * groups, -1, positions)
+        return left, patches.reshape((last - first) * groups, -1, positions).transpose(1, 2)
+
+    room = math.prod(kernel) * channels * groups * positions + moving[0].numel() + still[0].numel()
+    if channels_last:
+        order = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))
+        return Products(samples, operands, room, positions, (rows, *kernel, channels), order)
+    return Products(samples, operands, room, positions, (rows, channels, *kernel), groups=groups)
+
+
+def _patches(x: Tensor, module: Any, size: Sequence[int]) -> Tensor:
+    """A view: (samples, channels, *kernel, *positions)."""
+    samples, channels, *space = x.stride()
+    offsets = [stride * dilation for stride, dilation in zip(space, module.dilation, strict=True)]
+    steps = [stride * step for stride, step in zip(space, module.stride, strict=True)]
+    return x.as_strided((*x.shape[:2], *module.kernel_size, *size), (samples, channels, *offsets, *steps))

@@ -1,0 +1,287 @@
+"""PerSample: hooks that turn an ordinary backward pass into sums of squared per-sample gradients.
+
+What happens, in the order of time:
+
+1. A known layer is called with gradients on. A forward hook keeps the call's input and puts a hook on the output.
+2. Backward reaches the output: the hook takes its gradient. Together they are one *use* of the layer's parameters.
+3. Autograd has summed the gradients of all uses of a parameter and added them to ``.grad``: a hook on the parameter
+   then turns the uses into squares. At that moment each use that gets a gradient in this pass has got it, and DDP,
+   whose own hook comes right after, has not heard of the parameter yet. A weight that is used several times (tied, or
+   in a layer that is called twice) needs no special care: its uses are summed sample by sample before squaring.
+
+Only the graph holds what a call keeps: a forward pass whose outputs are dropped leaves nothing behind. It is kept the way
+autograd keeps tensors, so checkpointing (``torch.utils.checkpoint`` with ``use_reentrant=False``) saves its memory too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tersegrad.per_sample.layers import Kept, Use
+from tersegrad.per_sample.scan import INSTEAD, Found, scan
+from tersegrad.per_sample.sums import SquaredGradients
+from tersegrad.per_sample.terms import Term, Together, chunks
+
+TOLERANCE = 0.02  # of a gradient's length: far above rounding even in bfloat16, far below a use that was missed
+
+
+class PerSample(SquaredGradients):
+    """Exact squares per sample, for models made of known layers (``tersegrad.per_sample.layers`` lists them).
+
+    A sample is an index along the first dimension of what a layer gets, or along ``batch_dim`` in layers that leave a
+    choice: ``batch_dim=1`` is for models whose dense, norm and embedding layers see (time, samples, ...). It does not
+    apply to inputs with a single batch dimension, to layers with channels, nor to recurrent layers, which know.
+
+    In one backward pass all layers must see the same number of samples. So an embedding of positions must be called
+    with indices for every sample, and a dense layer must not get samples and time in one dimension.
+
+    The workspace is 4 MB, or what one sample needs where that is more: its share of the gradient of one parameter, and
+    the patches of one convolution.
+    """
+
+    def __init__(self, module: nn.Module, batch_dim: int = 0):
+        if batch_dim not in (0, 1):
+            raise ValueError(f"PerSample(batch_dim={batch_dim!r}): samples are in dimension 0, or 1 behind the time.")
+        self._batch_dim = batch_dim
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._passes: dict[int, _Pass] = {}  # backward passes that are running, by autograd's number for them
+        self._checked: set[tuple[int, int]] = set()  # (parameter, number of uses)
+        self._before: dict[int, Any] = {}  # what was seen before the forward pass of a module that is running
+        super().__init__(module)
+
+    def _watch(self, module: nn.Module) -> None:
+        for found in scan(module):
+            called = partial(self._called, found)
+            self._handles.append(found.module.register_forward_pre_hook(partial(self._about_to_be_called, found)))
+            self._handles.append(found.module.register_forward_hook(called, with_kwargs=True))
+        for key, (_, p) in self._parameters.items():
+            self._handles.append(p.register_hook(partial(self._check, key)))
+            self._handles.append(p.register_post_accumulate_grad_hook(partial(self._accumulated, key)))
+
+    def complete(self, parameters: Sequence[Tensor]) -> None:
+        """Nothing is owed: squares are added when a gradient is accumulated, and DDP hears of it after that."""
+
+    def clear(self) -> None:
+        """All sums become zero; to be called between backward passes."""
+        super().clear()
+        self._passes.clear()  # what a pass that ended in an exception has left
+
+    def close(self) -> None:
+        """Removes all hooks; the sums stay readable."""
+        super().close()
+        self._passes.clear()
+
+    # ---- forward ---------------------------------------------------------------------------------
+
+    def _about_to_be_called(self, found: Found, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            self._before[id(module)] = found.layer.before(module)
+
+    def _called(self, found: Found, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        before = self._before.pop(id(module), None)
+        outputs = found.layer.outputs(output)
+        if not torch.is_grad_enabled() or not any(y.requires_grad for y in outputs):
+            return
+        named = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        kept = found.layer.keep(set(found.parameters), named["input"], named.get("hx"))
+        call = _Call(found, module.training, before, _keep(self._anchor, kept))
+        for i, y in enumerate(outputs):
+            if y.requires_grad:
+                _on_gradient(y, partial(self._arrived, call, i, len(outputs)))
+
+    # ---- backward --------------------------------------------------------------------------------
+
+    def _arrived(self, call: "_Call", output: int, outputs: int, delta: Tensor) -> None:
+        """The gradient of a layer's output is known."""
+        if not self._handles:
+            return  # closed since the forward pass
+        if call.kept is None:
+            raise ValueError(
+                f"{call.found.path}: a second backward pass through the same graph (retain_graph=True); what gradients "
+                f"per sample need is gone after the first. Add the losses and call backward once. {INSTEAD}"
+            )
+        with self._lock:
+            number = torch._C._current_graph_task_id()
+            if number not in self._passes:
+                self._passes[number] = _Pass()
+                _at_the_end(lambda: self._passes.pop(number, None))
+            self._passes[number].add(call, output, outputs, delta.detach(), self._batch_dim)
+
+    def _accumulated(self, key: int, parameter: Tensor) -> None:
+        """All of a parameter's gradient is there, and so are all uses that it comes from."""
+        with self._lock, torch.no_grad(), torch.autocast(parameter.device.type, enabled=False):
+            term = self._term(key)
+            if term is None:
+                raise ValueError(
+                    f"{self._parameters[key][0]} received a gradient, but no layer that owns it was called in the graph "
+                    "of this loss with these hooks on. It is used by a function, as in functional.linear(x, "
+                    "layer.weight), or the layer was compiled or traced: call the layer itself, uncompiled. "
+                    f"{INSTEAD}"
+                )
+            term.add_squares(self._sums[key])
+            self._passes[torch._C._current_graph_task_id()].done(key)
+
+    def _check(self, key: int, gradient: Tensor) -> None:
+        """Once for each parameter and number of uses: the samples' contributions must add up to the gradient."""
+        with self._lock, torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+            current = self._passes.get(torch._C._current_graph_task_id())
+            case = key, len(current.uses.get(key, ())) if current else 0
+            if case in self._checked or not case[1]:
+                return
+            term = self._term(key)
+            assert term is not None
+            explained = _explained(term, gradient.detach())
+            if explained is None:
+                return
+            if not explained:
+                raise ValueError(
+                    f"{self._parameters[key][0]}: the calls of the layers that own it do not add up to its gradient. It "
+                    "is also used by a function, as in functional.linear(x, layer.weight), or through a second "
+                    "derivative, or a hook changes the layer's output or the gradient. Call a layer that shares the "
+                    f"weight instead. {INSTEAD}"
+                )
+            self._checked.add(case)
+
+    def _term(self, key: int) -> Term | None:
+        """All uses of a parameter in the running pass."""
+        current = self._passes.get(torch._C._current_graph_task_id())
+        terms = current.terms(key) if current else []
+        return Together(terms) if len(terms) > 1 else terms[0] if terms else None
+
+
+class _Call:
+    """One call of a layer; only the graph of its output holds it."""
+
+    __slots__ = ("__weakref__", "before", "found", "kept", "training")
+
+    def __init__(self, found: Found, training: bool, before: Any, kept: Callable[[], Kept]):
+        self.found = found
+        self.training = training
+        self.before = before
+        self.kept: Callable[[], Kept] | None = kept  # None when it has been used and let go
+
+
+@dataclass
+class _Arrival:
+    """A call whose gradients are coming in."""
+
+    call: _Call
+    batch_dim: int
+    deltas: list[Tensor | None]
+    waiting: set[str]  # parameters whose squares have not been added yet
+    use: Use | None = None
+
+    def term(self, name: str) -> Term:
+        """What this use contributes to a parameter."""
+        if self.use is None:
+            assert self.call.kept is not None
+            module, training = self.call.found.module, self.call.training
+            kept, deltas = self.call.kept(), tuple(self.deltas)
+            self.use = Use(module, training, self.batch_dim, kept, deltas, self.call.before)
+        return self.call.found.layer.term(self.use, name)
+
+
+@dataclass
+class _Pass:
+    """A backward pass that is running."""
+
+    arrivals: dict[_Call, _Arrival] = field(default_factory=dict)
+    uses: dict[int, list[tuple[_Arrival, str]]] = field(default_factory=dict)  # by parameter
+    samples: tuple[int, str] | None = None  # as the first layer saw it, and which one that was
+
+    def add(self, call: _Call, output: int, outputs: int, delta: Tensor, batch_dim: int) -> None:
+        """A gradient of one of a call's outputs."""
+        arrival = self.arrivals.get(call)
+        if arrival is None:
+            parameters = call.found.parameters
+            arrival = self.arrivals[call] = _Arrival(call, batch_dim, [None] * outputs, set(parameters))
+            for name, p in parameters.items():
+                self.uses.setdefault(id(p), []).append((arrival, name))
+        arrival.deltas[output] = delta
+
+    def terms(self, key: int) -> list[Term]:
+        """One for each use of a parameter; all of them have the same samples."""
+        terms = []
+        for arrival, name in self.uses.get(key, ()):
+            term, path = arrival.term(name), arrival.call.found.path
+            if self.samples is None:
+                self.samples = term.samples, path
+            if term.samples != self.samples[0]:
+                raise ValueError(
+                    f"{path} sees {term.samples} samples, and {self.samples[1]} sees {self.samples[0]} in the same "
+                    "backward pass. Samples must be in the first dimension everywhere (batch_dim=1: in the second, "
+                    "behind the time), never together with time, and an embedding of positions needs indices for each "
+                    f"sample: positions.expand(samples, -1). {INSTEAD}"
+                )
+            terms.append(term)
+        return terms
+
+    def done(self, key: int) -> None:
+        """The squares of a parameter are added: lets go of calls that nothing waits for."""
+        for arrival, name in self.uses.pop(key):
+            arrival.waiting.discard(name)
+            if not arrival.waiting:
+                arrival.call.kept = None
+                del self.arrivals[arrival.call]
+
+
+class _Saved(torch.autograd.Function):
+    """Keeps tensors as autograd does, so that checkpointing and offloading work; is never differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return anchor.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise AssertionError("nothing depends on this")
+
+
+def _keep(anchor: Tensor, kept: Kept) -> Callable[[], Kept]:
+    """A function that gives these tensors back."""
+    if not kept:
+        return tuple
+    node: Any = _Saved.apply(anchor, *(tensor.detach() for tensor in kept)).grad_fn
+    return lambda: tuple(node.saved_tensors)
+
+
+def _on_gradient(y: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Calls the hook with the gradient of what ``y`` is now, whatever is done to ``y`` in place afterwards.
+
+    A hook on a tensor does that, but not if the tensor is a view, as the output of a dense layer on sequences is: then
+    a change in place makes new history for its base. So the hook goes to the base.
+    """
+    base = y._base
+    if (
+        base is None
+        or base.grad_fn is None
+        or not (y.is_contiguous() and base.is_contiguous())
+        or base.numel() != y.numel()
+    ):
+        y.register_hook(hook)
+    else:
+        shape = y.shape
+        base.register_hook(lambda gradient: hook(gradient.reshape(shape)))
+
+
+def _at_the_end(action: Callable[[], object]) -> None:
+    """Does something when the running backward pass is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(action)
+
+
+def _explained(term: Term, gradient: Tensor) -> bool | None:
+    """Whether the contributions add up to the gradient; None if they are not finite."""
+    total = torch.zeros_like(gradient, dtype=torch.float32)
+    squares = 0.0
+    for first, last in chunks(term.samples, term.room):
+        part = term.gradients(first, last)
+        total += part.sum(0)
+        squares += float(part.square().sum())
+    size = squares**0.5 + float(gradient.norm())
+    return float((total - gradient).norm()) <= TOLERANCE * size if math.isfinite(size) else None

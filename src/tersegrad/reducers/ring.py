@@ -1,0 +1,178 @@
+"""Ring: segments travel from worker to worker, and each adds its own part; traffic does not grow with the workers.
+
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; in compressed
+form: Yu et al., "GradiVeQ", NeurIPS 2018.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tersegrad.core import Bucket, Comm, Compressor, Payload, Pending, Reducer, State, mix_seed, require
+from tersegrad.reducers.segments import Cut, Segment, receiving
+from tersegrad.wire import FrameError
+
+
+@dataclass(frozen=True, repr=False)
+class Ring(Reducer):
+    """Ring all-reduce of payloads; every worker adds its part to the sum that passes, in compressed form if it may.
+
+    With n workers and n segments, segment s starts at worker s as Q(x/n). Worker w makes P = received + x/n of what
+    it receives, sends Q(P) on, and keeps the error of its own hop: n (P - Q(P)). So its x loses n (Q(P) - received);
+    over the hops of a segment that telescopes to n Q(total), and the mean over workers is Q(total), which the last
+    worker encodes once and all decode from the same bytes.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "Ring(Identity())",
+        "Ring(BF16(), pieces=1)",
+        "ErrorFeedback(Ring(TopK(0.1)))",
+        "ErrorFeedback(Ring(FP16()))",
+    )
+
+    compressor: Compressor  # what makes the bytes
+    pieces: int = 2  # of every segment: while one travels the next is encoded; more => more overlap, more headers
+
+    def __post_init__(self) -> None:
+        require(self, "compressor", Compressor, "Write e.g. Ring(BF16()).")
+        if type(self.pieces) is not int or self.pieces < 1:
+            raise ValueError(f"Ring(pieces={self.pieces!r}): a segment travels in at least one piece. Write pieces=2.")
+
+    @property
+    def conserves(self) -> bool:
+        """As the compressor: the rounding of every sum on the way stays with the worker that made it."""
+        return self.compressor.conserves
+
+    def _cut(self, bucket: Bucket, comm: Comm) -> Cut:
+        # Payloads can be added only if all workers draw the same random numbers; others must not.
+        who = comm.rank if self.compressor.summable is None else -1
+        return Cut(self.compressor, comm.size * self.pieces, mix_seed(bucket.seed, bucket.id, who))
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """The compressor's states, one per piece of a segment."""
+        return self._cut(bucket, comm).init(bucket)
+
+    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+        """n hops that add, n that pass the totals on; the pieces of a segment follow each other."""
+        segments = self._cut(bucket, comm).segments(bucket, x, out, state, self.fingerprint())
+        lanes = [_Lane(f"lane {i}", segments[i :: self.pieces], comm, out is not x) for i in range(self.pieces)]
+        for hop in range(comm.size):
+            for lane in lanes:
+                lane.add(hop)
+        for hop in range(comm.size):
+            for lane in lanes:
+                lane.pass_on(hop)
+
+
+class _Lane:
+    """One piece of every segment on its way round the ring."""
+
+    def __init__(self, name: str, segments: list[Segment], comm: Comm, keeps_rest: bool):
+        self.name = name
+        self.segments = segments
+        self.comm = comm
+        self.keeps_rest = keeps_rest
+        self._pending: Pending | None = None
+        self._turn = 0  # of two buffers: one is read and sent while the other is filled
+
+    def add(self, hop: int) -> None:
+        """Adds this worker's part to the segment that began ``hop`` workers ago, and sends it on."""
+        segment = self._segment(-hop)
+        mine = _mine(segment, self.comm.size)  # made while the sum so far is on its way
+        received = self._receive(segment) if hop else None
+        self._payload = mine.plus(received)
+        if hop < self.comm.size - 1:
+            self._send(segment.seal(self._payload), self._segment(-hop - 1))
+        if self.keeps_rest:
+            mine.leave_rest(received, self._payload)
+
+    def pass_on(self, hop: int) -> None:
+        """Decodes one total while the next is on its way; the first is the one that was completed here."""
+        segment = self._segment(1 - hop)
+        payload = self._receive(segment) if hop else self._payload
+        if hop < self.comm.size - 1:
+            self._send(payload.frame if hop else segment.seal(payload), self._segment(-hop))
+        segment.decode(payload)
+
+    def _segment(self, place: int) -> Segment:
+        return self.segments[(self.comm.rank + place) % self.comm.size]
+
+    def _send(self, frame: Tensor, expected: Segment) -> None:
+        self._turn = 1 - self._turn
+        self._pending = self.comm.start_shift(frame, receiving(expected, f"{self.name} {self._turn}"))
+
+    def _receive(self, segment: Segment) -> Payload:
+        assert self._pending is not None
+        return segment.open(self._pending.wait(), (self.comm.rank - 1) % self.comm.size)
+
+
+class _Part(ABC):
+    """One worker's part of one segment."""
+
+    def __init__(self, segment: Segment, size: int):
+        self.segment = segment
+        self.size = size
+
+    @abstractmethod
+    def plus(self, received: Payload | None) -> Payload:
+        """The payload of the sum so far, of which others made the part that was received."""
+
+    @abstractmethod
+    def leave_rest(self, received: Payload | None, payload: Payload) -> None:
+        """Leaves in ``x`` what this worker's hop did not carry."""
+
+
+class _Recoded(_Part):
+    """Decoded, added to, and encoded anew."""
+
+    def __init__(self, segment: Segment, size: int):
+        super().__init__(segment, size)
+        segment.x.div_(size)  # before adding, so that the sum stays in range
+
+    def plus(self, received: Payload | None) -> Payload:
+        """``Q(received + x)``; the sum is made in ``x`` itself."""
+        if received is not None:
+            self.segment.add([(received, 1.0)])
+        return self.segment.encode()
+
+    def leave_rest(self, received: Payload | None, payload: Payload) -> None:
+        """``x = n (P - Q(P))``."""
+        self.segment.remove(payload)
+        self.segment.x.mul_(self.size)
+
+
+class _Summed(_Part):
+    """Encoded before the sum so far is there, and added to it in compressed form."""
+
+    def __init__(self, segment: Segment, size: int):
+        super().__init__(segment, size)
+        dtype = segment.compressor.summable
+        assert dtype is not None
+        self.dtype = dtype
+        self.payload = segment.encode()
+        self.payload.body.view(dtype).div_(size)
+
+    def plus(self, received: Payload | None) -> Payload:
+        """The bodies' sum, in their own dtype."""
+        if received is not None and received.finite and self.payload.finite:
+            if received.body.numel() != self.payload.body.numel():
+                raise FrameError(
+                    f"a body of {received.body.numel()} bytes came from the previous worker, where this one's has "
+                    f"{self.payload.body.numel()}: they cannot be added."
+                )
+            self.payload.body.view(self.dtype).add_(received.body.view(self.dtype))
+        elif received is not None:
+            self.payload = Payload.nonfinite(self.payload.numel, self.segment.state, self.segment.x.device)
+        return self.payload
+
+    def leave_rest(self, received: Payload | None, payload: Payload) -> None:
+        """``x += n (received - sent)``: also what was rounded away when two bodies were added stays here."""
+        came = [] if received is None else [(received, float(self.size))]
+        self.segment.add([*came, (payload, -float(self.size))])
+
+
+def _mine(segment: Segment, size: int) -> _Part:
+    kind = _Recoded if segment.compressor.summable is None else _Summed
+    return kind(segment, size)

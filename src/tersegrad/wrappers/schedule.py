@@ -1,0 +1,145 @@
+"""Schedule: one number of a spec changes as training goes on, by the step or by the learning rate."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from tersegrad.core import Bucket, Comm, Reducer, Spec, State, later, require
+
+LAWS = ("steps", "drops", "smoothness")
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule(Reducer):
+    """Runs ``inner`` with its ``field`` set anew at each step. One of three laws says to what.
+
+    steps: the value from a step on; {0: 0.9, 3000: 0.0} is 0.9, and 0 from step 3000 on.
+    drops: the value once the learning rate is at most a share of the highest so far; {1.0: 0.9, 0.5: 0.0} is 0.9 until
+    the learning rate has halved, and 0 then.
+    smoothness: theta^2 = L * (learning rate), theta being the share that is dropped, at most what ``inner`` says. A
+    ``ratio`` is a share that is kept, and becomes 1 - theta, at least what ``inner`` says.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "Schedule(ErrorFeedback(AllGather(TopK(0.1))), 'ratio', steps={0: 0.1, 2: 0.2})",
+        "ErrorFeedback(Schedule(AllGather(TopK(0.1)), 'ratio', drops={1.0: 0.1, 0.3: 1.0}))",
+        "Schedule(AllGather(TopK(0.1)), 'ratio', smoothness=7.5)",
+    )
+
+    inner: Reducer  # what is run
+    field: str  # the name of a number in ``inner``: "theta", "ratio", "alpha", ...
+    steps: dict[int, float] | None = None  # from which step on, which value
+    drops: dict[float, float] | None = None  # at which share of the highest learning rate, which value
+    smoothness: float | None = None  # the L of theta^2 = L * (learning rate); higher => drops more
+
+    def __post_init__(self) -> None:
+        require(
+            self, "inner", Reducer, "Write e.g. Schedule(AllGather(TopK(0.1)), 'ratio', steps={0: 0.1, 500: 0.01})."
+        )
+        given = [name for name in LAWS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"Schedule: give one of {', '.join(LAWS)}; {' and '.join(given) or 'none'} was given.")
+        if self.smoothness is not None and not 0 < self.smoothness < math.inf:
+            raise ValueError(f"Schedule(smoothness={self.smoothness!r}): L is a positive number.")
+        self._require_table("steps", first=0)
+        self._require_table("drops", first=1.0)
+        self._own_value()
+        for value in (self.steps or self.drops or {}).values():
+            self._inner_with(value)  # a value that inner refuses is refused here, not at step 3000
+
+    def _require_table(self, name: str, first: float) -> None:
+        table = getattr(self, name)
+        if table is None:
+            return
+        numbers = isinstance(table, dict) and all(
+            isinstance(n, int | float) and not isinstance(n, bool) for pair in table.items() for n in pair
+        )
+        if not numbers or first not in table or any(key < 0 for key in table):
+            raise ValueError(
+                f"Schedule({name}={table!r}): write a table that says what to begin with, e.g. "
+                f"{name}={{{first}: 0.9, {'3000' if name == 'steps' else '0.5'}: 0.0}}."
+            )
+
+    @property
+    def conserves(self) -> bool:
+        """As ``inner``."""
+        return self.inner.conserves
+
+    @property
+    def follows_lr(self) -> bool:  # type: ignore[override]
+        """Two of the laws do."""
+        return self.steps is None
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """The beginning of the schedule."""
+        return {"position": 0, "highest_lr": 0.0, "inner": self.inner.init(bucket, comm)}
+
+    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+        """``inner`` with the value of this step."""
+        highest = max(state["highest_lr"], bucket.lr or 0.0)
+        later(state, position=state["position"] + 1, highest_lr=highest)
+        value = self.value(state["position"], bucket.lr, highest)
+        if state.get("_value") != value:
+            state["_value"], state["_now"] = value, self._inner_with(value)
+        state["_now"].reduce(bucket, x, out, state["inner"], comm)
+
+    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
+        """``inner``'s."""
+        self.inner.flush(bucket, out, state["inner"])
+
+    def value(self, step: int, lr: float | None, highest: float) -> float:
+        """The field's value at a step, with this learning rate and the highest one so far.
+
+        >>> from tersegrad import parse
+        >>> parse("Schedule(AllGather(TopK(0.1)), 'ratio', steps={0: 0.1, 500: 0.01})").value(700, None, 0.0)
+        0.01
+        """
+        if self.steps is not None:
+            return self.steps[max(begin for begin in self.steps if begin <= step)]
+        if lr is None:
+            raise ValueError(
+                f"{self!r} follows the learning rate, and nobody says what it is. "
+                "Write attach(model, ..., optimizer=optimizer)."
+            )
+        if self.drops is not None:
+            share = lr / highest if highest else 1.0
+            return self.drops[min(limit for limit in self.drops if share <= limit)]
+        assert self.smoothness is not None
+        own, theta = self._own_value(), min(1.0, math.sqrt(self.smoothness * max(lr, 0.0)))
+        return max(own, 1.0 - theta) if self.field == "ratio" else min(own, theta)
+
+    def _own_value(self) -> float:
+        """The field's value in ``inner``, where it must be there once."""
+        found = [getattr(spec, self.field) for spec in self.inner.walk() if self.field in _numbers(spec)]
+        if len(found) != 1:
+            known = sorted({name for spec in self.inner.walk() for name in _numbers(spec)})
+            raise ValueError(
+                f"Schedule(field={self.field!r}): {self.inner!r} has {len(found)} numbers of that name, and one is "
+                f"needed. It has: {', '.join(known) or 'none at all'}."
+            )
+        return float(found[0])
+
+    def _inner_with(self, value: float) -> Reducer:
+        changed = _with(self.inner, self.field, value)
+        assert isinstance(changed, Reducer)
+        return changed
+
+
+def _numbers(spec: Spec) -> list[str]:
+    """The names of a spec's own numbers."""
+    values = {f.name: getattr(spec, f.name) for f in fields(spec)}  # type: ignore[arg-type]
+    return [n for n, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def _with(spec: Any, field: str, value: float) -> Any:
+    """The same spec, with another value wherever a spec in it has this number."""
+    if isinstance(spec, dict):
+        return {key: _with(child, field, value) for key, child in spec.items()}
+    if not isinstance(spec, Spec):
+        return spec
+    changed = {f.name: _with(getattr(spec, f.name), field, value) for f in fields(spec)}  # type: ignore[arg-type]
+    if field in _numbers(spec):
+        changed[field] = value
+    return replace(spec, **changed)  # type: ignore[type-var]
