@@ -1,7 +1,7 @@
 """One or more working examples of every registered class, and every compressor in a reducer."""
 
 from tersegrad.core import Compressor, Reducer, Spec
-from tersegrad.reducers import AllGather, AllReduce
+from tersegrad.reducers import AllGather, AllReduce, Ring, TwoShot
 from tersegrad.spec import PRESETS, parse, registry
 
 
@@ -11,6 +11,7 @@ def _examples(kind: type) -> list[Spec]:
 
 
 COMPRESSORS = _examples(Compressor)
+ONE_OF_EACH = list({type(c): c for c in reversed(COMPRESSORS)}.values())  # the first example of every class
 REDUCERS = list(
     {
         repr(r): r
@@ -18,6 +19,7 @@ REDUCERS = list(
             *_examples(Reducer),
             *(AllGather(c) for c in COMPRESSORS),
             *(AllReduce(c) for c in COMPRESSORS if c.summable is not None),
+            *(exchange(c) for c in ONE_OF_EACH for exchange in (Ring, TwoShot)),
             *(parse(p.spec) for p in PRESETS.values()),
         ]
     }.values()

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import comm_cases
-from tersegrad import AllGather, AllReduce, Dense, Metered, Throttled, TopK, local
+from tersegrad import AllGather, AllReduce, Dense, Metered, Throttled, TopK, local, taps
 from tersegrad.comm import all_gather_traffic, broadcast_traffic
 from tersegrad.compressors import BF16
-from tersegrad.core import HEADER_NBYTES, Bucket
+from tersegrad.core import HEADER_NBYTES, Bucket, Pending
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -20,6 +20,10 @@ def test_local(size):
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_gloo(gloo4, size):
     assert gloo4.run(comm_cases.over_gloo, size) == ["ok"] * size + ["outside"] * (4 - size)
+
+
+def test_gloo_gives_up_on_a_message_that_does_not_come(gloo4):
+    assert "imed out" in gloo4.run(comm_cases.late_neighbour, 1.0)[1]
 
 
 @pytest.mark.parametrize("numel", [1, 5, 10007])
@@ -41,6 +45,35 @@ def test_an_error_in_one_worker_releases_the_others():
 
     with pytest.raises(KeyError, match="worker one"):
         local.run(3, work)
+
+
+def test_an_error_in_one_worker_releases_those_that_wait_for_a_message():
+    def work(comm):
+        if comm.rank == 1:
+            raise KeyError("worker one")
+        comm.start_shift(torch.ones(3, dtype=torch.uint8), torch.ones(3, dtype=torch.uint8)).wait()
+
+    with pytest.raises(KeyError, match="worker one"):
+        local.run(3, work)
+
+
+def test_local_refuses_a_message_that_is_changed_on_its_way():
+    def work(comm):
+        x = torch.ones(3, dtype=torch.uint8)
+        message = comm.start_shift(x, torch.empty(3, dtype=torch.uint8))
+        x.zero_()
+        message.wait()
+
+    with pytest.raises(ValueError, match=r"changed between start_shift\(\) and wait"):
+        local.run(2, work)
+
+
+def test_local_refuses_a_message_that_is_longer_than_its_room():
+    def work(comm):
+        comm.start_shift(torch.ones(3 + comm.rank, dtype=torch.uint8), torch.empty(3, dtype=torch.uint8)).wait()
+
+    with pytest.raises(ValueError, match="rank 1 sent 4 bytes where there is room for 3"):
+        local.run(2, work)
 
 
 def metered(reducer, size, numel, steps=1):
@@ -106,6 +139,91 @@ def test_throttled_takes_as_long_as_the_link_would():
     expected = 1.5 * 40_000 / 1e6 + 6 * 0.005  # 2(n-1)/n of 40 kB at 1 MB/s, and 2(n-1) messages of 5 ms
     for seconds in local.run(4, work):
         assert seconds >= expected  # a lower bound is exact; how much later is the machine's affair
+
+
+class Clock:
+    """Time that passes only when somebody sleeps or works."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(taps.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(taps.time, "sleep", self.work)
+
+    def work(self, seconds):
+        self.now += seconds
+
+
+def alone(monkeypatch, size=2):
+    """A worker of two, whose messages arrive at once and whose clock is ours."""
+
+    class Sent(Pending):
+        def wait(self):
+            return torch.empty(0)
+
+    class Nobody(local.LocalComm):
+        def __init__(self):
+            self.rank, self.size = 0, size
+
+        def start_shift(self, x, into, by=1):
+            return Sent()
+
+        def all_reduce(self, x):
+            pass
+
+    return Nobody(), Clock(monkeypatch)
+
+
+NBYTES = 1_000_000
+MESSAGE = torch.zeros(NBYTES, dtype=torch.uint8)
+
+
+def test_throttled_counts_from_the_start_of_a_message(monkeypatch):
+    """One second of link time: work in the meantime is free, up to that second."""
+    nobody, clock = alone(monkeypatch)
+    link = Throttled("8Mbit", latency="10ms")(nobody)
+    for work, after in ((0.0, 1.01), (0.4, 1.01), (1.01, 1.01), (3.0, 3.0)):
+        began = clock.now
+        message = link.start_shift(MESSAGE, MESSAGE)
+        clock.work(work)
+        message.wait()
+        assert clock.now - began == pytest.approx(after)
+
+
+def test_throttled_messages_share_the_bandwidth_and_not_the_latency(monkeypatch):
+    nobody, clock = alone(monkeypatch)
+    link = Throttled("8Mbit", latency="10ms")(nobody)
+    began = clock.now
+    messages = [link.start_shift(MESSAGE, MESSAGE) for _ in range(3)]
+    for i, message in enumerate(messages, start=1):
+        message.wait()
+        assert clock.now - began == pytest.approx(i + 0.01)
+    link.start_shift(MESSAGE, MESSAGE)  # under way while the others go on
+    link.all_reduce(torch.zeros(NBYTES // 4))
+    assert clock.now - began == pytest.approx(3.01 + 1.0 + 2 * 0.01)
+
+
+def test_metered_tells_waiting_from_overlapping(monkeypatch):
+    nobody, clock = alone(monkeypatch)
+    meter = Metered(Throttled("8Mbit")(nobody))
+    meter.begin(7)
+    clock.work(0.2)
+    message = meter.start_shift(MESSAGE, MESSAGE)
+    clock.work(0.3)
+    message.wait()
+    clock.work(0.5)
+    meter.end()
+    total, timing = meter.total, meter.timing
+    assert (total.calls, total.payload, total.sent) == (1, NBYTES, NBYTES)
+    assert (total.seconds, total.overlapped) == (pytest.approx(0.7), pytest.approx(0.3))
+    assert (timing.encode, timing.wait, timing.decode) == tuple(map(pytest.approx, (0.2, 0.7, 0.8)))
+    assert meter.by_bucket[7] == meter.by_collective["shift"] == total
+
+
+def test_a_message_to_nobody_costs_nothing(monkeypatch):
+    nobody, clock = alone(monkeypatch)
+    began = clock.now
+    Throttled("8Mbit", latency="10ms")(nobody).start_shift(MESSAGE[:0], MESSAGE).wait()
+    assert clock.now == began
 
 
 @pytest.mark.parametrize("text", ["fast", "100", "Mbit", "-1Mbit", "0Mbit", "1 furlong"])

@@ -284,7 +284,7 @@ class Handle:
 
         ``ratio`` compares with what a plain all-reduce of the same gradients would have sent. ``density`` is the
         fraction of elements that this rank's sparse methods sent in the last step; ``empty_sends`` counts the times a
-        bucket had nothing to send.
+        bucket had nothing to send. ``layers`` holds what a method says about single layers (GradiVeQ).
         """
         return self._worker.call(self._metrics)
 
@@ -308,7 +308,13 @@ class Handle:
             "empty_sends": sum(n for state in entries for n in _numbers(state, "empty")),
             "residual_norm": sum(float(r.norm()) ** 2 for state in entries for r in _numbers(state, "residual")) ** 0.5,
             "collectives": {name: meter.calls for name, meter in self._comm.by_collective.items()},
+            "layers": self._reports(),
         }
+
+    def _reports(self) -> dict[str, Any]:
+        """What a method has to say about single layers (``report`` in their state), by parameter name."""
+        pieces = (piece for e in self._entries.values() for piece in states.cut(e.state, e.bucket).items())
+        return {name: report for name, piece in pieces for report in _numbers(piece, "report")}
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's memory by parameter name: plain tensors and numbers. Save one per rank, beside the model."""

@@ -45,7 +45,7 @@ class Tap(Comm):
         """See Comm; it is seen when it has been waited for."""
         started = time.perf_counter()
         pending = self.inner.start_shift(x, into, by)
-        return _Seen(pending, self, patterns.shift_traffic(self.size, x.numel()), started)
+        return _Seen(pending, self, patterns.shift_traffic(self.size, x.numel(), by), started)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """See Comm."""

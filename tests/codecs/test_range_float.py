@@ -152,12 +152,11 @@ def test_rounding_against_all_the_numbers_there_are(layout, nearest, kernel):
     x = np.float32(end) * np.concatenate([np.linspace(-1.2, 1.2, 4001), np.logspace(-12, 0, 500)]).astype(np.float32)
     got = through(x, layout, nearest, kernel).double().numpy()
     inside = np.clip(x.astype(np.float64), numbers[0], numbers[-1])
+    down = numbers[np.clip(np.searchsorted(numbers, inside, "right") - 1, 0, None)]
+    up = numbers[np.clip(np.searchsorted(numbers, inside, "left"), None, len(numbers) - 1)]
     if nearest:
-        best = np.abs(inside[:, None] - numbers[None, :]).min(1)
-        assert np.array_equal(np.abs(inside - got), best)
+        assert np.array_equal(np.abs(inside - got), np.minimum(inside - down, up - inside))
     else:
-        down = numbers[np.clip(np.searchsorted(numbers, inside, "right") - 1, 0, None)]
-        up = numbers[np.clip(np.searchsorted(numbers, inside, "left"), None, len(numbers) - 1)]
         assert np.array_equal(got, np.where(inside >= 0, down, up))
 
 

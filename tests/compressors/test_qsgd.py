@@ -1,4 +1,4 @@
-"""QSGD as a compressor: unbiased, of bounded variance and exact size, drawn anew at every step. Kernels: tests/kernels."""
+"""QSGD as a compressor: unbiased, of bounded variance and exact size, drawn anew at every step."""
 
 import math
 

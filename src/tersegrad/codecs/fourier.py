@@ -111,7 +111,7 @@ def inverse(bins: Tensor, runs: list[Run], out: Tensor, subtract: bool = False) 
 def _forward(pieces: Tensor, bins: Tensor, magnitudes: Tensor) -> bool:
     kernel = kernels.on(pieces)
     kernel.fold(torch.fft.rfft(pieces, norm="ortho"), bins, magnitudes)
-    largest = kernel.abs_max(magnitudes)
+    largest = kernel.abs_max(bins)  # not of the magnitudes: they may be zero by underflow
     if largest == 0 or SAFE[0] <= largest <= SAFE[1]:
         return True
     largest = kernel.abs_max(pieces.reshape(-1))

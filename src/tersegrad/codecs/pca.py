@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+EXACT = 1e-4  # of the largest singular value: down to it, axes are orthogonal to 1e-16 / EXACT^2, a float's precision
+
 
 def principal_axes(rows: Tensor, loss: float) -> Tensor:
     """Orthonormal columns that span all but ``loss`` of the energy of the rows, as few as that takes.
@@ -22,8 +24,11 @@ def principal_axes(rows: Tensor, loss: float) -> Tensor:
     values, vectors = torch.linalg.eigh(a @ a.mT if wide else a.mT @ a)  # ascending
     d = rank_for(values.clamp_(min=0).sum(0).flip(0), loss)
     axes: Tensor = vectors[:, :, -d:].flip(2)
-    if wide:  # A^T v has length s, and the smallest s are inexact: QR makes the same span orthonormal
-        axes = torch.linalg.qr(a.mT @ axes).Q
+    if wide:
+        axes = a.mT @ axes  # of lengths s
+        lengths = axes.norm(dim=1, keepdim=True)
+        exact = bool((lengths > EXACT * lengths.max()).all())
+        axes = axes / lengths if exact else torch.linalg.qr(axes).Q  # short ones are inexact; the span is the same
     return axes.float().contiguous()
 
 

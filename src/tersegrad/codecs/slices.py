@@ -13,25 +13,23 @@ SHARED = 3  # slices of a layer, at least: with fewer there is nothing that one 
 
 @dataclass(frozen=True)
 class Slicing:
-    """One layer seen as ``count`` vectors of ``length`` elements.
+    """One layer seen as ``count`` vectors of ``length`` elements; how they lie in it is told in ``kernels``."""
 
-    A weight is (F filters, D depth, P positions of the kernel). Its elements are put in an order with the filters
-    fastest, and every ``length`` of them are a slice.
-    """
-
-    filters: int
-    positions: int  # that come after depth in the order; 1 if the weight is only transposed
+    filters: int  # F
+    positions: int  # P, if the order is by position; 1 if it is by channel
+    run: int  # 1, if the order is by position; else K / F elements that follow each other in the layer and in the slice
     length: int  # K
     count: int
 
     def cut(self, x: Tensor, slices: Tensor) -> Tensor:
         """The slices of ``x``, one in a row, written into the vector ``slices``."""
-        kernels.on(x).to_slices(x, slices, self.filters, self.positions)
+        kernels.on(x).to_slices(x, slices, self.filters, self.positions, self.run)
         return slices.view(self.count, self.length)
 
     def join(self, slices: Tensor, mean: Tensor, x: Tensor, subtract: bool = False) -> None:
         """``x = slices + mean`` in the order of the layer, or ``x -= slices + mean``."""
-        kernels.on(x).from_slices(slices.view(-1), mean.view(-1), x, self.filters, self.positions, subtract)
+        layout = (self.filters, self.positions, self.run)
+        kernels.on(x).from_slices(slices.view(-1), mean.view(-1), x, *layout, subtract)
 
 
 @cache
@@ -41,12 +39,13 @@ def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: 
     Weights of three to five dimensions are taken for convolutions, (F, D, kernel...): D is the depth of a group in a
     grouped one, and the first dimension counts as filters in a transposed one. With ``linear``, so are matrices.
 
-    The order is "position" (position, depth, filter), as in the paper, or "channel" (depth, position, filter). The
-    length is the largest of these that is at most ``size`` and a third of the layer: F times all of the middle index
-    times a divisor of the outer one; or, where that is too long, F times a divisor of the middle index.
+    By "position" (the paper's order: positions, depth, filters) a slice is all filters and channels at some positions
+    of the kernel; by "channel" all filters and positions of some input channels. So with (middle, outer) = (D, P) or
+    (P, D), the length K is the largest that is at most ``size`` and a third of the layer among F * middle * (divisors
+    of outer); or, where all of these are too long, among F * (divisors of middle).
 
     >>> slicing((16, 16, 3, 3), 4096)  # the paper's example: three slices, a row of the kernel each
-    Slicing(filters=16, positions=9, length=768, count=3)
+    Slicing(filters=16, positions=9, run=1, length=768, count=3)
     >>> slicing((256, 256, 3, 3), 4096).length // 256  # 256 * 256 is too long: 16 channels of all filters
     16
     >>> slicing((64, 64, 3, 3), 4096, order="channel").length // 64  # 4 channels, all positions, all filters
@@ -62,8 +61,8 @@ def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: 
     length = filters * max((n for n in lengths if n <= room), default=0)
     if not length:
         return None
-    after_depth = positions if order == "position" else 1
-    return Slicing(filters, after_depth, length, math.prod(shape) // length)
+    layout = (positions, 1) if order == "position" else (1, length // filters)
+    return Slicing(filters, *layout, length, math.prod(shape) // length)
 
 
 def _divisors(number: int) -> list[int]:

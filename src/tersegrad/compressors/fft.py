@@ -19,7 +19,7 @@ from tersegrad.compressors.topk import TopK
 from tersegrad.core import Bucket, Compressor, Payload, State, scratch
 
 ROW = 32, 8192  # a piece of whole rows is between these lengths
-NO_ROWS = 1024  # the length of pieces where a tensor has no rows, or rows that no fast length fits
+NO_ROWS = 64  # the length of pieces where a tensor has no rows, or rows that no fast length fits
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +30,7 @@ class FFT(Selective):
     numbers (``codecs/fourier.py``). Payloads are summed as spectra, and one inverse transform gives their mean.
 
     ``chunk="row"``: a piece is one filter of a convolution or one row of a matrix. Rows that are too short are taken
-    together, rows that are too long are divided. A vector is cut at every 1024th element.
+    together, rows that are too long are divided. A vector is cut at every 64th element.
 
     ``order="channels_last"`` reads a filter of shape (channels, height, width) as (height, width, channels): the
     channels of one position are neighbours then. It needs whole filters; matrices and vectors stay as they are.
@@ -83,31 +83,23 @@ class FFT(Selective):
         return SIDCo(ratio) if self.select == "sidco" else TopK(ratio)
 
     def init(self, bucket: Bucket, seed: int) -> State:
-        """States of selector and value codec; and for pieces of whole rows, how long these are in each tensor."""
-        state = {**super().init(bucket, seed), "selector": self._selector.init(bucket, seed)}
-        if self.chunk == "row":
-            state["tensors"] = {
-                name: {"names": [name], "numel": math.prod(shape), **self._rows(shape)}
-                for name, shape in zip(bucket.names, bucket.shapes, strict=True)
-            }
-        return state
-
-    def _rows(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """The length of a tensor's pieces (0: it has no rows), and the positions that are turned outside in them."""
-        length = piece_of_rows(math.prod(shape[1:])) if len(shape) > 1 else 0
-        positions = math.prod(shape[2:])
-        turned = self.order == "channels_last" and length > 0 and positions > 1 and length % positions == 0
-        return {"length": length, "positions": positions if turned else 1}
+        """States of selector and value codec; and the shapes, of which pieces of whole rows are cut."""
+        shapes = zip(bucket.names, bucket.shapes, strict=True)
+        return {
+            **super().init(bucket, seed),
+            "selector": self._selector.init(bucket, seed),
+            "tensors": {name: {"names": [name], "shape": list(shape)} for name, shape in shapes},
+        }
 
     def _runs(self, numel: int, state: State) -> list[fourier.Run]:
         """How the vector is cut; the same for all workers."""
         runs: list[fourier.Run] | None = state.get("_runs")
         if runs is None:
-            even = numel + numel % 2
             if isinstance(self.chunk, int):
-                runs = fourier.cut(0, even, self.chunk)
+                runs = fourier.cut(0, numel + numel % 2, self.chunk)
             else:
-                runs = _cut_tensors(list(state["tensors"].values()), even)
+                shapes = [tensor["shape"] for tensor in state["tensors"].values()]
+                runs = cut_rows(shapes, turn=self.order == "channels_last")
             state["_runs"] = runs
         return runs
 
@@ -168,17 +160,22 @@ def piece_of_rows(row: int) -> int:
     return 0
 
 
-def _cut_tensors(tensors: list[State], even: int) -> list[fourier.Run]:
-    """Each tensor in its own pieces; neighbours without rows (biases, norms) in common ones.
+def cut_rows(shapes: list[list[int]], turn: bool) -> list[fourier.Run]:
+    """Each tensor in pieces of its own rows; neighbours without rows (biases, norms) in common ones.
 
     Cuts lie at even places: in a bucket where a tensor begins at an odd one, its pieces begin one element before.
+
+    >>> [(run.start, run.pieces, run.length) for run in cut_rows([[20], [3], [64, 16, 3, 3]], turn=False)]
+    [(0, 1, 22), (22, 64, 144), (9238, 1, 2)]
     """
     runs: list[fourier.Run] = []
+    lengths = [piece_of_rows(math.prod(shape[1:])) if len(shape) > 1 else 0 for shape in shapes]
     start = stop = 0
-    for tensor, following in zip(tensors, [*tensors[1:], None], strict=True):
-        stop += tensor["numel"]
-        if following is None or tensor["length"] or following["length"]:
-            end = even if following is None else stop - stop % 2
-            runs += fourier.cut(start, end, tensor["length"] or NO_ROWS, tensor["positions"])
+    for i, (shape, length) in enumerate(zip(shapes, lengths, strict=True)):
+        stop += math.prod(shape)
+        last = i + 1 == len(shapes)
+        if last or length or lengths[i + 1]:
+            end = stop + stop % 2 if last else stop - stop % 2
+            runs += fourier.cut(start, end, length or NO_ROWS, math.prod(shape[2:]) if turn and length else 1)
             start = end
     return runs

@@ -8,8 +8,8 @@ each of them, a sum loss puts 1. What is gathered here, per element, is the sum 
 so for a mean loss ``squares`` is the sum of (g_z / B)^2, and nothing needs to know B. Backward passes add up until
 ``clear``.
 
-``PerSample`` finds them exactly, layer by layer. ``PerBackward`` takes every backward pass for one sample: coarser, free,
-and for any model.
+``PerSample`` finds them exactly, layer by layer, for models made of known layers. ``PerBackward`` takes every backward
+pass for one sample: coarser, nearly free, and for any model.
 """
 
 from tersegrad.per_sample.recorder import PerSample

@@ -29,6 +29,7 @@ class Recurrents(Layer):
     """Any number of layers, both directions, dropout between layers; no projections, nothing packed."""
 
     kinds = (nn.RNN, nn.LSTM, nn.GRU)
+    looks_ahead = True
 
     def names(self, module: Any) -> set[str]:
         """Up to four for each layer and direction."""
@@ -51,15 +52,15 @@ class Recurrents(Layer):
 
     def keep(self, names: set[str], x: Any, state: Any) -> tuple[Tensor, ...]:
         """The input and the initial state."""
-        if not isinstance(x, Tensor):
-            raise ValueError(
-                f"Per-sample gradients of a recurrent layer need a padded batch, and this is a {type(x).__name__}. "
-                'Pad it, or use VGC(..., squares="microbatch").'
-            )
         return (x, *_flat(state))
 
     def outputs(self, output: Any) -> tuple[Tensor, ...]:
         """The last layer's state at all times, and all layers' state at the end."""
+        if not isinstance(output[0], Tensor):
+            raise ValueError(
+                f"Gradients per sample of a recurrent layer need a padded batch, and this is a "
+                f'{type(output[0]).__name__}. Pad it, or use VGC(..., squares="microbatch").'
+            )
         return (output[0], *_flat(output[1]))
 
     def term(self, use: Use, name: str) -> Term:

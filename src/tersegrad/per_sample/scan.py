@@ -70,9 +70,10 @@ def _problem(module: nn.Module, layer: Layer | None, parameters: dict[str, nn.Pa
     """Why a module cannot be handled; None if it can."""
     if any(isinstance(p, UninitializedParameter) for p in parameters.values()):
         return "its parameters have no shape yet; run one batch through the model first"
-    names = ", ".join(parameters)
     if layer is None:
-        return f"no known layer, but it owns {names}"
+        return f"no known layer, but it owns {', '.join(parameters)}"
+    if refusal := layer.refusal(module):
+        return refusal
     if unknown := parameters.keys() - layer.names(module):
-        return f"it owns {', '.join(sorted(unknown))}, which this layer does not have by itself"
-    return layer.refusal(module)
+        return f"it owns {', '.join(sorted(unknown))}, which a layer of this kind does not have by itself"
+    return None

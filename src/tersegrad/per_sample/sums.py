@@ -18,8 +18,9 @@ class SquaredGradients(ABC):
 
     def __init__(self, module: nn.Module):
         self._parameters = {id(p): (name, p) for name, p in module.named_parameters() if p.requires_grad}
-        self._sums = {key: torch.zeros_like(p, dtype=torch.float32, memory_format=torch.contiguous_format)
-                      for key, (_, p) in self._parameters.items()}  # fmt: skip
+        self._sums = {
+            key: torch.zeros(p.shape, dtype=torch.float32, device=p.device) for key, (_, p) in self._parameters.items()
+        }
         self._lock = threading.RLock()
         self._handles: list[RemovableHandle] = []
         self._watch(module)
@@ -42,17 +43,17 @@ class SquaredGradients(ABC):
         return self._sums[id(parameter)]
 
     def place(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
-        """From now on the sums of these parameters live in ``flat``, one after the other; what there is, moves there."""
+        """From now on the sums of these parameters live in ``flat``, one after the other; what is there moves."""
         numel = sum(p.numel() for p in parameters)
         if flat.dtype != torch.float32 or flat.shape != (numel,) or not flat.is_contiguous():
             raise ValueError(
                 f"The sums of these {len(parameters)} parameters need a contiguous vector of {numel} float32, and this "
                 f"is {flat.dtype} of shape {tuple(flat.shape)}."
             )
-        with self._lock:
-            before = [self.of(p) for p in parameters]
-            for p, old, stretch in zip(parameters, before, flat.split([p.numel() for p in parameters]), strict=True):
-                self._sums[id(p)] = stretch.view(p.shape).copy_(old)
+        with self._lock, torch.no_grad():
+            flat.copy_(torch.cat([self.of(p).flatten() for p in parameters]))
+            for p, stretch in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                self._sums[id(p)] = stretch.view(p.shape)
 
     def clear(self) -> None:
         """All sums become zero; to be called between backward passes."""

@@ -14,8 +14,11 @@ from torch import Tensor
 from tersegrad import kernels
 
 ROOM = 1 << 20  # floats of workspace: the chunks of samples that one computation takes
-CACHE = 1 << 17  # floats of gradient that are squared while they are still in the cache of one core
+CACHE = 1 << 18  # floats of gradient that are squared while they are still in the cache
 ROWS = 64  # of a gradient matrix that are worth a matrix product
+NARROW = 64  # columns; with fewer, the product is faster the other way round
+
+Operands = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 def chunks(samples: int, room: int) -> Iterator[tuple[int, int]]:
@@ -39,6 +42,10 @@ class Term(ABC):
     def gradients(self, first: int, last: int) -> Tensor:
         """The contributions of samples ``first`` to ``last - 1`` in float32: (samples, *shape of the parameter)."""
 
+    @abstractmethod
+    def reach(self) -> float:
+        """At least the length that the gradient would have if nothing in it cancelled."""
+
     def add_squares(self, sums: Tensor) -> None:
         """``sums += sum over samples of contribution^2``."""
         for first, last in chunks(self.samples, self.room):
@@ -46,16 +53,24 @@ class Term(ABC):
 
 
 class Each(Term):
-    """A term whose gradients are simply computed: those of biases and norms."""
+    """A term whose gradients are sums of ``values(first, last)`` over positions: those of biases and norms."""
 
-    def __init__(self, samples: int, room: int, gradients: Callable[[int, int], Tensor]):
+    def __init__(
+        self, samples: int, room: int, values: Callable[[int, int], Tensor], total: Callable[[Tensor], Tensor]
+    ):
         self.samples = samples
         self.room = room
-        self._gradients = gradients
+        self._values = values
+        self._total = total
 
     def gradients(self, first: int, last: int) -> Tensor:
-        """What the function gives."""
-        return self._gradients(first, last)
+        """Sums over positions."""
+        return self._total(self._values(first, last))
+
+    def reach(self) -> float:
+        """By Cauchy and Schwarz."""
+        parts = (self._values(first, last) for first, last in chunks(self.samples, self.room))
+        return sum(math.sqrt(part.numel()) * float(part.float().norm()) for part in parts)
 
 
 class Together(Term):
@@ -73,6 +88,10 @@ class Together(Term):
             total = total + term.gradients(first, last)
         return total
 
+    def reach(self) -> float:
+        """All of them together."""
+        return sum(term.reach() for term in self._terms)
+
 
 class Products(Term):
     """A matrix whose gradient is a sum of outer products over positions (time, pixels): dense layers, convolutions.
@@ -88,7 +107,7 @@ class Products(Term):
     def __init__(
         self,
         samples: int,
-        operands: Callable[[int, int], tuple[Tensor, Tensor]],
+        operands: Operands,
         room: int,
         positions: int,
         made: Sequence[int],
@@ -110,31 +129,50 @@ class Products(Term):
         made = torch.bmm(left, right).view(last - first, *self._made)
         return made if self._order is None else made.permute(0, *(1 + axis for axis in self._order))
 
+    def reach(self) -> float:
+        """By Cauchy and Schwarz."""
+        norms = 0.0
+        for first, last in chunks(self.samples, self._operand_room):
+            left, right = self._operands(first, last)
+            norms += float(left.norm()) * float(right.norm())
+        return norms
+
     def add_squares(self, sums: Tensor) -> None:
         """Without ever holding more than some rows of some samples' gradients."""
         total = sums.view(self._made) if self._order is None else sums.new_zeros(self._made)
         matrix = total.view(self._made[0], -1)
-        if self._positions == 1 and self._groups == 1:
+        rows, columns = matrix.shape
+        if self._groups > 1:
+            self._add_tiles(matrix, self._operands)
+        elif self._positions == 1:
             self._add_squared_factors(matrix)
+        elif columns < min(rows, NARROW):
+            transposed = matrix.new_zeros(columns, rows)
+            self._add_tiles(transposed, self._swapped)
+            matrix += transposed.t()
         else:
-            self._add_tiles(matrix)
+            self._add_tiles(matrix, self._operands)
         if self._order is not None:
             sums += total.permute(*self._order)
+
+    def _swapped(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        left, right = self._operands(first, last)
+        return right.transpose(1, 2), left.transpose(1, 2)
 
     def _add_squared_factors(self, matrix: Tensor) -> None:
         for first, last in chunks(self.samples, sum(matrix.shape) + self._operand_room):
             left, right = self._operands(first, last)
             matrix.addmm_(left.squeeze(2).square().t(), right.squeeze(1).square())
 
-    def _add_tiles(self, matrix: Tensor) -> None:
+    def _add_tiles(self, matrix: Tensor, operands: Operands) -> None:
         """Some samples at a time, and of their gradients some rows, which are squared while they are in the cache."""
         rows, columns = matrix.shape
         least = rows if self._groups > 1 else min(rows, ROWS)
-        step = max(1, min(self.samples, 2 * CACHE // self._operand_room, CACHE // (least * columns)))
+        step = max(1, min(self.samples, ROOM // 2 // self._operand_room, CACHE // (least * columns)))
         height = rows if self._groups > 1 else max(1, CACHE // (step * columns))
         tile = matrix.new_empty(step * min(rows, height) * columns)
         for first in range(0, self.samples, step):
-            left, right = self._operands(first, min(self.samples, first + step))
+            left, right = operands(first, min(self.samples, first + step))
             for top in range(0, rows, height):
                 stretch = matrix[top : top + height].view(-1)
                 gradients = tile[: left.shape[0] // self._groups * stretch.numel()]
@@ -164,9 +202,13 @@ class Tokens(Term):
             dense[:, self._skip] = 0
         return dense
 
+    def reach(self) -> float:
+        """By Cauchy and Schwarz."""
+        return math.sqrt(self._deltas.numel()) * float(self._deltas.float().norm())
+
     def add_squares(self, sums: Tensor) -> None:
         """Only the rows that occur: a word that a sample repeats is summed before it is squared."""
-        for first, last in chunks(self.samples, 2 * self._deltas[0].numel()):
+        for first, last in chunks(self.samples, 2 * self._deltas.shape[1] * self._deltas.shape[2]):
             tokens, deltas = self._chunk(first, last)
             flat = tokens.reshape(-1).contiguous(), deltas.reshape(-1).contiguous()
             kernels.on(sums).add_token_squares(sums.view(-1), *flat, last - first, self._skip)

@@ -45,8 +45,8 @@ class GradiVeQ(Reducer):
     examples: ClassVar[tuple[str, ...]] = (
         "GradiVeQ(warmup=0, learn=2, compress=2, worst=None, tiny=0)",
         "GradiVeQ(slice_size=20, loss=0.3, warmup=1, learn=3, compress=3, worst=9.0, order='channel', tiny=0)",
-        "GradiVeQ(warmup=0, learn=2, compress=9, learning=AllGather(Identity()), coefficients=AllGather(TopK(0.5)), "
-        "basis='slice', worst=None, samples=200000, linear=True)",
+        "GradiVeQ(warmup=0, learn=2, compress=9, learning=TwoShot(QSGD(bits=4)), coefficients=TwoShot(QSGD(bits=8)), "
+        "basis='slice', worst=None, linear=True)",
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
     )
 
@@ -70,7 +70,8 @@ class GradiVeQ(Reducer):
             require(self, name, Reducer, f"Write e.g. {name}={advice}.")
             self._refuse_memory(name)
         least = 2 if self.worst is None else 3
-        for name, smallest in (("slice_size", 1), ("learn", least), ("compress", 1), ("warmup", 0), ("samples", 1)):
+        bounds = {"slice_size": 1, "learn": least, "compress": 1, "warmup": 0, "samples": 1, "tiny": 0}
+        for name, smallest in bounds.items():
             value = getattr(self, name)
             if type(value) is not int or value < smallest:
                 raise ValueError(f"GradiVeQ({name}={value!r}): give a whole number from {smallest} on.")
@@ -219,7 +220,7 @@ class GradiVeQ(Reducer):
             if out is not x:
                 x[start:end].zero_()
             out[start:end].copy_(part)
-        if not isinstance(self.coefficients, Dense):
+        if coded and not isinstance(self.coefficients, Dense):
             own, mean = self._reduce_coefficients(bucket, own, out is x, state, comm)
         self._decode(coded, own, mean, out is x, state)
         self._note_losses(coded, seen.tolist())
@@ -228,11 +229,15 @@ class GradiVeQ(Reducer):
         self, bucket: Bucket, own: Tensor, in_place: bool, state: State, comm: Comm
     ) -> tuple[Tensor, Tensor]:
         """What this worker sent, and the mean of it."""
-        virtual = Bucket.flat(own.numel(), f"coefficients of {bucket.id}", bucket.seed)
+        memory = state["coefficients"]
+        virtual: Bucket | None = memory.get("_bucket")
+        if virtual is None or virtual.numel != own.numel():
+            _drop_scratch(memory)  # it was for another number of coefficients
+            virtual = memory["_bucket"] = Bucket.flat(own.numel(), f"coefficients of {bucket.id}", bucket.seed)
         virtual.step, virtual.lr = bucket.step, bucket.lr
         rest = scratch(state, "rest", own.numel(), own.dtype, own.device).copy_(own)
         mean = rest if in_place else scratch(state, "mean", own.numel(), own.dtype, own.device)
-        self.coefficients.reduce(virtual, rest, mean, state["coefficients"], comm)
+        self.coefficients.reduce(virtual, rest, mean, memory, comm)
         return own if in_place else own.sub_(rest), mean
 
     # ---- coefficients ------------------------------------------------------------------------------
@@ -444,6 +449,14 @@ def _outside(bucket: Bucket, members: set[int]) -> list[tuple[int, int]]:
 def _noted(state: State) -> State:
     """A state as it will be if the step is kept."""
     return {**state, **state.get("_next", {})}
+
+
+def _drop_scratch(state: State) -> None:
+    for key in [key for key in state if key.startswith("_")]:
+        del state[key]
+    for value in state.values():
+        if isinstance(value, dict):
+            _drop_scratch(value)
 
 
 def _refuse_tensors(state: State, spec: Reducer) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,10 +58,10 @@ def stretches(bucket: Bucket, count: int) -> list[tuple[Bucket, int, int]]:
     [(('w',), (5,), 0, 5), (('w', 'b'), (2, 3), 5, 10)]
     """
     ends = [bucket.numel * i // count for i in range(count + 1)]
-    return [(_part(bucket, i, *ends[i : i + 2]), *ends[i : i + 2]) for i in range(count)]
+    return [(_part(bucket, start, stop), start, stop) for start, stop in pairwise(ends)]
 
 
-def _part(bucket: Bucket, i: int, start: int, stop: int) -> Bucket:
+def _part(bucket: Bucket, start: int, stop: int) -> Bucket:
     names, shapes = [], []
     for name, shape, begin, end in zip(bucket.names, bucket.shapes, bucket.offsets, bucket.offsets[1:], strict=False):
         inside = min(end, stop) - max(begin, start)
@@ -68,7 +69,7 @@ def _part(bucket: Bucket, i: int, start: int, stop: int) -> Bucket:
             names.append(name)
             shapes.append(shape if inside == end - begin else (inside,))
     part = Bucket(tuple(names), tuple(shapes), bucket.step, bucket.seed)
-    part.id = mix_seed(bucket.id, i, start, stop)  # two stretches of one tensor look alike otherwise
+    part.id = mix_seed(bucket.id, start, stop)  # two stretches of one tensor look alike otherwise
     return part
 
 

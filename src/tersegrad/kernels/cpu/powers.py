@@ -31,7 +31,7 @@ def power_decode(codes: Tensor, groups: Tensor, exponents: Tensor, values: Tenso
 def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: NDArray[np.uint8]) -> int:
     faint, start = 0, 0
     for g in range(groups.size):
-        end = start + groups[g]
+        end = start + int(groups[g])
         largest = np.int32(0)
         for i in range(start, end):
             largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -48,7 +48,7 @@ def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: NDArra
             # x < 0, which minus zero is not
             sign = np.int32(8) if bits[i] < 0 and magnitude > 0 else np.int32(0)
             codes[i] = np.uint8(depth | sign | weak * FAINT)
-            faint += weak
+            faint += int(weak)
         start = end
     return faint
 
@@ -57,9 +57,9 @@ def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: NDArra
 def _decode(codes: NDArray[np.uint8], groups: Ints, exponents: NDArray[np.int8], bits: Ints) -> None:
     start = 0
     for g in range(groups.size):
-        end = start + groups[g]
+        end = start + int(groups[g])
         for i in range(start, end):
-            power = np.int32(exponents[g]) - np.int32(codes[i] & 7) + 127
+            power = int(exponents[g]) - int(codes[i] & 7) + 127
             magnitude = np.int32(max(power, 0) << 23)
             bits[i] = np.int32(magnitude | np.int32(-2147483648)) if codes[i] & 8 else magnitude
         start = end

@@ -40,7 +40,7 @@ f32: Any = np.float32
 ABS_MASK = np.int32(0x7FFFFFFF)  # everything but the sign
 INF_BITS = np.int32(0x7F800000)  # |x| has these bits or more <=> x is infinite or NaN
 SMALLEST, LARGEST = np.float32(reference.SMALLEST), np.float32(reference.LARGEST)
-WEYL, MIX_1, MIX_2 = np.uint32(reference.WEYL), np.uint32(reference.MIX_1), np.uint32(reference.MIX_2)
+MIX_1, MIX_2, MIX_3 = np.uint32(reference.MIX_1), np.uint32(reference.MIX_2), np.uint32(reference.MIX_3)
 CHANCES = np.float32(2.0**UNIFORM_BITS)
 INFINITY = np.float32(np.inf)
 
@@ -144,10 +144,11 @@ def _lengths(x: Floats, bucket: int, scales: Floats) -> bool:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def _uniform(position: Any, low: Any, high: Any) -> Any:
-    h = u32(u32(u32(position) * WEYL) + low)
+    h = u32(u32(position) + low)
     h = u32(u32(u32(h ^ u32(h >> u32(16))) * MIX_1) + high)
     h = u32(u32(h ^ u32(h >> u32(13))) * MIX_2)
-    return i32(u32(h ^ u32(h >> u32(16))) >> u32(32 - UNIFORM_BITS))
+    h = u32(u32(h ^ u32(h >> u32(16))) * MIX_3)
+    return i32(u32(h ^ u32(h >> u32(15))) >> u32(32 - UNIFORM_BITS))
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True)

@@ -1,7 +1,7 @@
-"""A convolution's gradient in the order in which its filters lie side by side, and back (Numba, one core).
+"""A convolution's gradient in an order that can be cut into slices, and back (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.slices``; here is only how: by tiles that
-fit the first cache, because rows that are powers of two apart would push each other out of it.
+What each function computes is defined by its namesake in ``kernels.reference.slices``; here is only how. Transpositions
+go by tiles that fit the first cache, because rows that are powers of two apart would push each other out of it.
 """
 
 import numba
@@ -17,18 +17,51 @@ TILE_FILTERS = 64
 TILE_WIDTH = 72  # elements of one filter in a tile
 
 
-def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int) -> None:
-    """Writes ``x`` into ``slices``, with the filters fastest, then depth, then positions."""
-    check_slices(x, slices, filters, positions)
-    _to_slices(x.numpy(), slices.numpy(), filters, x.numel() // (filters * positions), positions)
+def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: int = 1) -> None:
+    """Writes ``x`` into ``slices``, in their order."""
+    check_slices(x, slices, filters, positions, run)
+    depth = x.numel() // (filters * positions * run)
+    if run > 1:
+        _runs_to_slices(x.numpy(), slices.numpy(), filters, depth, run)
+    else:
+        _to_slices(x.numpy(), slices.numpy(), filters, depth, positions)
 
 
-def from_slices(slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions: int, subtract: bool = False) -> None:
+def from_slices(
+    slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions: int = 1, run: int = 1, subtract: bool = False
+) -> None:
     """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in its own order."""
-    check_slices(x, slices, filters, positions)
-    check_slices(x, mean, filters, positions)
-    depth = x.numel() // (filters * positions)
-    _from_slices(slices.numpy(), mean.numpy(), x.numpy(), filters, depth, positions, subtract)
+    check_slices(x, slices, filters, positions, run)
+    check_slices(x, mean, filters, positions, run)
+    depth = x.numel() // (filters * positions * run)
+    if run > 1:
+        _runs_from_slices(slices.numpy(), mean.numpy(), x.numpy(), filters, depth, run, subtract)
+    else:
+        _from_slices(slices.numpy(), mean.numpy(), x.numpy(), filters, depth, positions, subtract)
+
+
+@numba.njit(nogil=True, cache=True)
+def _runs_to_slices(x: Floats, slices: Floats, filters: int, blocks: int, run: int) -> None:
+    for q in range(blocks):
+        for f in range(filters):
+            there, here = (q * filters + f) * run, (f * blocks + q) * run
+            for k in range(run):
+                slices[there + k] = x[here + k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _runs_from_slices(
+    slices: Floats, mean: Floats, x: Floats, filters: int, blocks: int, run: int, subtract: bool
+) -> None:
+    for q in range(blocks):
+        for f in range(filters):
+            there, here = (q * filters + f) * run, (f * blocks + q) * run
+            if subtract:
+                for k in range(run):
+                    x[here + k] -= slices[there + k] + mean[there + k]
+            else:
+                for k in range(run):
+                    x[here + k] = slices[there + k] + mean[there + k]
 
 
 @numba.njit(nogil=True, cache=True)

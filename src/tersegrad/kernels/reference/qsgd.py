@@ -20,9 +20,9 @@ SMALLEST = 2.0**-100  # a bucket of a smaller scale counts as zero: its step wou
 LARGEST = 2.0**128 - 2.0**122  # of a scale: so that rounding never leads to infinity
 NORMS = ("max", "l2")
 
-WEYL = 0x9E3779B1  # 2^32 / golden ratio: neighbouring positions are far apart
-MIX_1 = 0x85EBCA6B  # the multipliers of MurmurHash3's last step (A. Appleby)
+MIX_1 = 0x85EBCA6B  # odd multipliers with bits all over: those of MurmurHash3's last step (A. Appleby),
 MIX_2 = 0xC2B2AE35
+MIX_3 = 0x9E3779B1  # and 2^32 / golden ratio
 UNIFORM_BITS = 24  # as many as a float32 holds
 
 
@@ -68,13 +68,14 @@ def uniform(key: int, n: int, device: torch.device) -> Tensor:
     """The hashed number of each position, 0 to 2^24 - 1.
 
     >>> uniform(1, 3, torch.device("cpu")).tolist()
-    [5328424, 10898237, 906929]
+    [10844287, 11043291, 13949022]
     """
     low, high = split_key(key)
-    h = torch.arange(n, device=device) * WEYL + low & 0xFFFFFFFF
+    h = torch.arange(n, device=device) + low & 0xFFFFFFFF
     h = (h ^ (h >> 16)) * MIX_1 + high & 0xFFFFFFFF  # the key comes in twice: otherwise keys would only shift positions
     h = (h ^ (h >> 13)) * MIX_2 & 0xFFFFFFFF
-    return (h ^ (h >> 16)) >> 32 - UNIFORM_BITS
+    h = (h ^ (h >> 16)) * MIX_3 & 0xFFFFFFFF
+    return (h ^ (h >> 15)) >> 32 - UNIFORM_BITS
 
 
 def quantise(x: Tensor, scales: Tensor, bucket: int, levels: int, key: int, out: Tensor) -> None:
@@ -118,10 +119,14 @@ def qsgd_decode_add(data: Tensor, scales: Tensor, bucket: int, bits: int, acc: T
 
 
 def split_key(key: int) -> tuple[int, int]:
-    """Two halves of 32 bits."""
+    """Two halves of 32 bits, in which every bit depends on every bit of the key (as in SplitMix64, S. Vigna)."""
     if not 0 <= key < 1 << 64:
         raise ValueError(f"a key has 64 bits, and {key} has not. Ask mix_seed for one.")
-    return key & 0xFFFFFFFF, key >> 32
+    h = key + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    h ^= h >> 31
+    return h & 0xFFFFFFFF, h >> 32
 
 
 def check_buckets(n: int, bucket: int, scales: Tensor) -> None:

@@ -1,26 +1,32 @@
-"""A convolution's gradient in the order in which its filters lie side by side, and back, in plain torch.
+"""A convolution's gradient in an order that can be cut into slices, and back, in plain torch: the definition.
 
-This is the definition that fast kernels must meet. A weight is (filters, depth, positions); its slices are cut from the
-order (positions, depth, filters).
+A weight is (filters, rest); the rest is in blocks of ``run * positions``, depth first. The slices' order is:
+
+    run = 1:        positions, depth, filters           (a plain transposition, if positions = 1 too)
+    positions = 1:  blocks, filters, run                (stretches of ``run`` elements stay together)
 """
 
 import torch
 from torch import Tensor
 
 
-def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int) -> None:
-    """Writes ``x`` into ``slices``, with the filters fastest, then depth, then positions.
+def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: int = 1) -> None:
+    """Writes ``x`` into ``slices``, in their order.
 
     >>> slices = torch.empty(6)
     >>> to_slices(torch.arange(6.0), slices, filters=2, positions=3), slices.tolist()
     (None, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0])
+    >>> slices = torch.empty(8)
+    >>> to_slices(torch.arange(8.0), slices, filters=2, run=2), slices.tolist()
+    (None, [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0])
     """
-    check_slices(x, slices, filters, positions)
-    seen = x.view(filters, -1, positions)
-    slices.view(positions, -1, filters).copy_(seen.permute(2, 1, 0))
+    check_slices(x, slices, filters, positions, run)
+    _ordered(slices, filters, positions, run).copy_(x.view(filters, -1, run, positions))
 
 
-def from_slices(slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions: int, subtract: bool = False) -> None:
+def from_slices(
+    slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions: int = 1, run: int = 1, subtract: bool = False
+) -> None:
     """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in its own order.
 
     >>> x = torch.empty(6)
@@ -28,22 +34,28 @@ def from_slices(slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions
     >>> x.tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     """
-    check_slices(x, slices, filters, positions)
-    check_slices(x, mean, filters, positions)
-    whole = (slices + mean).view(positions, -1, filters).permute(2, 1, 0)
-    seen = x.view(filters, -1, positions)
+    check_slices(x, slices, filters, positions, run)
+    check_slices(x, mean, filters, positions, run)
+    whole = _ordered(slices + mean, filters, positions, run)
+    seen = x.view(filters, -1, run, positions)
     if subtract:
         seen.sub_(whole)
     else:
         seen.copy_(whole)
 
 
-def check_slices(x: Tensor, slices: Tensor, filters: int, positions: int) -> None:
-    """Raise unless both are float32 vectors of one length, a multiple of filters * positions."""
+def _ordered(slices: Tensor, filters: int, positions: int, run: int) -> Tensor:
+    """Slices seen in the order of the weight."""
+    return slices.view(positions, -1, filters, run).permute(2, 1, 3, 0)
+
+
+def check_slices(x: Tensor, slices: Tensor, filters: int, positions: int, run: int) -> None:
+    """Raise unless both are float32 vectors of one length that consists of such blocks."""
     for tensor in (x, slices):
         if tensor.dtype != torch.float32 or tensor.dim() != 1 or not tensor.is_contiguous():
             raise TypeError(f"slices are made of contiguous 1-D float32, got {tensor.dtype} {tuple(tensor.shape)}")
-    if x.numel() != slices.numel() or filters < 1 or positions < 1 or x.numel() % (filters * positions):
-        raise ValueError(
-            f"{x.numel()} elements do not go into {slices.numel()} as {filters} filters of {positions} positions"
-        )
+    block = filters * positions * run
+    if min(filters, positions, run) < 1 or min(positions, run) > 1 or x.numel() % block or not x.numel():
+        raise ValueError(f"{x.numel()} elements are not {filters} filters of {positions} positions in runs of {run}")
+    if x.numel() != slices.numel():
+        raise ValueError(f"{x.numel()} elements do not go into {slices.numel()}")

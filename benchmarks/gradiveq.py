@@ -1,0 +1,231 @@
+"""GradiVeQ: what coding costs beside the bare matrix product, what a fit costs, and what a slow link saves.
+
+    python benchmarks/gradiveq.py [--json FILE]
+
+Coding: 25 million floats in slices of 512, 64 coefficients each, one thread; then eleven layers of 512 x 512 x 3 x 3,
+where the slices have to be cut out of the gradient and put back. Fit: one layer of 256 x 256 x 3 x 3, 100 samples.
+Aggregation: four workers (threads) over an emulated link of 100 Mbit/s, random bases with K/d = 8 put in place, against
+a plain all-reduce, in turns; the time of one step on rank 0, and where it went. The workers share this machine's cores,
+so the work of one worker alone, as on a machine of its own, is measured too.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad import local
+from tersegrad import state as states
+from tersegrad.codecs.subspace import Subspace
+from tersegrad.core import Bucket, Comm, Reducer, State
+from tersegrad.lab.models import vgg16
+from tersegrad.reducers import Dense, GradiVeQ
+from tersegrad.taps import Metered, Throttled
+from tersegrad.timing import environment, interleave, write_rows
+
+LINK = "100Mbit"
+WORKERS = 4
+RATIO = 8  # K / d
+METHODS: dict[str, Reducer] = {
+    repr(reducer): reducer for reducer in (Dense(), GradiVeQ(), GradiVeQ(slice_size=1024, order="channel"))
+}
+
+
+def orthonormal(length: int, d: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(length, d, generator=generator)).Q.contiguous()[None]
+
+
+def coding_flat(numel: int) -> dict[str, Any]:
+    """Slices that lie in order already."""
+    slices = torch.randn(numel // 512, 512)
+    space = Subspace.around(torch.randn_like(slices), orthonormal(512, 64))
+    c, product, back = torch.empty(space.size), torch.empty(numel // 512, 64), torch.empty_like(slices)
+    basis = space.basis[0]
+
+    def decode() -> None:
+        space.decode(c, back)
+        back.add_(space.mean)
+
+    return {
+        "product X U": lambda: torch.mm(slices, basis, out=product),
+        "encode slices": lambda: space.encode(slices, c),
+        "product c U^T": lambda: torch.mm(product, basis.T, out=back),
+        "decode slices": decode,
+    }
+
+
+def coding_layers(numel: int) -> dict[str, Any]:
+    """Layers as DDP has them."""
+    shape = (512, 512, 3, 3)
+    cut = GradiVeQ(slice_size=512).slicing(shape)
+    layers = torch.randn(round(numel / (512 * 512 * 9)), 512 * 512 * 9)
+    space = Subspace.around(torch.randn(cut.count, cut.length), orthonormal(512, 64))
+    room, c = torch.empty(layers.shape[1]), torch.empty(len(layers), space.size)
+    rows = layers.view(-1, 512)
+    product = torch.empty(len(rows), 64)
+
+    def encode() -> None:
+        for layer, coefficients in zip(layers, c, strict=True):
+            space.encode(cut.cut(layer, room), coefficients)
+
+    def decode() -> None:
+        for layer, coefficients in zip(layers, c, strict=True):
+            space.decode(coefficients, room)
+            cut.join(room, space.mean, layer)
+
+    return {
+        "product X U": lambda: torch.mm(rows, space.basis[0], out=product),
+        "encode layers": encode,
+        "product c U^T": lambda: torch.mm(product, space.basis[0].T, out=rows),
+        "decode layers": decode,
+        "cut layers": lambda: [cut.cut(layer, room) for layer in layers],
+        "join layers": lambda: [cut.join(room, space.mean, layer) for layer in layers],
+    }
+
+
+def fit_seconds(order: str, rank: int | None) -> dict[str, Any]:
+    """One layer learns from gradients of this rank plus a little noise, or from noise alone; what its report says."""
+    reducer = GradiVeQ(warmup=0, worst=None, order=order)
+    bucket = Bucket(("w",), ((256, 256, 3, 3),))
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(rank or 1, bucket.numel, generator=generator)
+
+    def work(comm: Comm) -> dict[str, Any]:
+        memory = reducer.init(bucket, comm)
+        for _ in range(reducer.learn):
+            x = torch.randn(bucket.numel, generator=generator)
+            if rank:
+                x.mul_(0.05).add_(torch.randn(rank, generator=generator) @ directions)
+            reducer.reduce(bucket, x, x, memory, comm)
+            states.settle(memory, keep=True)
+        report: dict[str, Any] = memory["layers"]["layer w"]["report"]
+        return report
+
+    report = local.run(1, work)[0]
+    return {"order": order, "rank": rank, **report}
+
+
+def resnet32() -> Bucket:
+    """ResNet-32 for CIFAR-100: 31 convolutions, their norms, one linear layer."""
+    widths = [(3, 16)] + [(16, 16)] * 10 + [(16, 32)] + [(32, 32)] * 9 + [(32, 64)] + [(64, 64)] * 9
+    shapes: list[tuple[int, ...]] = []
+    for depth, width in widths:
+        shapes += [(width, depth, 3, 3), (width,), (width,)]
+    shapes += [(100, 64), (100,)]
+    return Bucket(tuple(f"p{i}" for i in range(len(shapes))), tuple(shapes))
+
+
+def vgg() -> Bucket:
+    named = list(vgg16().named_parameters())
+    return Bucket(tuple(name for name, _ in named), tuple(tuple(p.shape) for _, p in named))
+
+
+def compressed_state(reducer: GradiVeQ, bucket: Bucket, comm: Comm) -> State:
+    """As after learning, with random bases of K / d = 8."""
+    state = reducer.init(bucket, comm)
+    shapes = dict(zip(bucket.names, bucket.shapes, strict=True))
+    for memory in state["layers"].values():
+        cut = reducer.slicing(shapes[memory["names"][0]])
+        assert cut is not None
+        mean = torch.zeros(cut.count, cut.length)
+        memory["fit"] = dict(vars(Subspace.around(mean, orthonormal(cut.length, max(1, cut.length // RATIO)))))
+        memory["phase"] = "compress"
+    return state
+
+
+def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
+    """All methods take turns; the times of rank 0, and of a worker that is alone and has no link."""
+    prepared = {name: _prepared(reducer, bucket) for name, reducer in METHODS.items()}
+
+    def work(comm: Comm) -> list[dict[str, Any]]:
+        rows = []
+        own = {name: states.copy(state) for name, state in prepared.items()}
+        gradient = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(comm.rank))
+        x = torch.empty_like(gradient)
+        for turn in range(-1, rounds):
+            for name, reducer in METHODS.items():
+                metered = Metered(Throttled(LINK)(comm) if comm.size > 1 else comm)
+                x.copy_(gradient)
+                comm.all_reduce(torch.zeros(1))  # all start together
+                started = time.perf_counter()
+                metered.begin(bucket.id)
+                reducer.reduce(bucket, x, x, own[name], metered)
+                metered.end()
+                ms = 1e3 * (time.perf_counter() - started)
+                states.settle(own[name], keep=True)
+                if turn >= 0:
+                    split = {f"{k}_ms": 1e3 * v for k, v in vars(metered.timing).items()}
+                    sent = metered.total.sent
+                    rows.append({"method": name, "workers": comm.size, "round": turn, "ms": ms, "sent": sent, **split})
+        return rows
+
+    return local.run(WORKERS, work)[0] + local.run(1, work)[0]
+
+
+def _prepared(reducer: Reducer, bucket: Bucket) -> State:
+    if not isinstance(reducer, GradiVeQ):
+        return {}
+    return local.run(1, lambda comm: compressed_state(reducer, bucket, comm))[0]
+
+
+def show_coding(title: str, contestants: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
+    times = interleave(contestants, rounds)
+    print(f"\n{title}; one thread, ms, median [20 %, 80 %]")
+    for name, ms in times.items():
+        product = "product X U" if name.startswith(("encode", "cut")) else "product c U^T"
+        note = "" if name.startswith("product") else f"{ms.median / times[product].median:.2f}x {product}"
+        print(f"  {name:<16} {ms!s:>26}   {note}")
+    return [
+        {"what": f"{title}: {name}", "round": i, "ms": t} for name, ms in times.items() for i, t in enumerate(ms.rounds)
+    ]
+
+
+def show_aggregation(title: str, rows: list[dict[str, Any]]) -> None:
+    def median(method: str, workers: int, key: str) -> float:
+        values = sorted(row[key] for row in rows if (row["method"], row["workers"]) == (method, workers))
+        return float(values[len(values) // 2])
+
+    print(f"\n{title}, {WORKERS} workers, {LINK}/s; medians of rank 0")
+    dense = median("Dense()", WORKERS, "ms")
+    for method in METHODS:
+        split = ", ".join(f"{key} {median(method, WORKERS, key + '_ms'):.1f}" for key in ("encode", "wait", "decode"))
+        ms = median(method, WORKERS, "ms")
+        alone = median(method, 1, "ms")
+        apart = alone + median(method, WORKERS, "wait_ms")
+        print(f"  {method}: {ms:.1f} ms ({split}), {median(method, WORKERS, 'sent'):.0f} bytes, {dense / ms:.2f}x")
+        print(
+            f"    the work of one worker alone {alone:.1f} ms; with the wait above {apart:.1f} ms, {dense / apart:.2f}x"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--numel", type=int, default=25_000_000)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    numel = args.numel // 512 * 512
+    rows = show_coding(f"{numel} floats in slices", coding_flat(numel), args.rounds)
+    rows += show_coding("11 layers of 512x512x3x3", coding_layers(args.numel), args.rounds)
+    print("\nfit of 256x256x3x3, 100 samples")
+    for order in ("position", "channel"):
+        for rank in (20, None):
+            report = fit_seconds(order, rank)
+            print(f"  {json.dumps(report)}")
+            rows.append({"what": "fit", **report})
+    for title, bucket, rounds in (("ResNet-32", resnet32(), args.rounds), ("VGG-16", vgg(), min(args.rounds, 3))):
+        measured = aggregation(bucket, rounds)
+        show_aggregation(f"{title}, {bucket.numel} parameters", measured)
+        rows += [{"what": f"aggregation {title}", "numel": bucket.numel, **row} for row in measured]
+    if args.json:
+        write_rows(args.json, [{**row, **environment()} for row in rows])
+
+
+if __name__ == "__main__":
+    main()

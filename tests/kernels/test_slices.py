@@ -1,0 +1,98 @@
+"""The CPU slicing kernels agree with their torch reference, bit for bit, and torch's own permute is its oracle."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tersegrad.kernels.cpu import slices as cpu
+from tersegrad.kernels.reference import slices as reference
+
+both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+SHAPES = [
+    (1, 1, 1),
+    (16, 16, 9),
+    (64, 3, 9),
+    (65, 7, 9),
+    (3, 5, 9),
+    (130, 75, 1),
+    (70, 2, 125),
+    (1, 40, 4),
+    (128, 73, 3),
+]
+
+
+def random(numel, seed=0):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+@both
+@pytest.mark.parametrize(("filters", "depth", "positions"), SHAPES)
+def test_filters_come_to_lie_side_by_side(kernel, filters, depth, positions):
+    x = random(filters * depth * positions)
+    slices = torch.empty_like(x)
+    kernel.to_slices(x, slices, filters, positions)
+    expected = x.view(filters, depth, positions).permute(2, 1, 0).contiguous().view(-1)
+    assert torch.equal(slices, expected)
+
+
+@both
+@pytest.mark.parametrize(("filters", "depth", "positions"), SHAPES)
+def test_back_again_with_a_mean(kernel, filters, depth, positions):
+    x = random(filters * depth * positions)
+    mean = random(x.numel(), seed=1)
+    slices, back = torch.empty_like(x), random(x.numel(), seed=2)
+    kernel.to_slices(x, slices, filters, positions)
+    kernel.from_slices(slices, torch.zeros_like(x), back, filters, positions)
+    assert torch.equal(back, x)
+    left = x.clone()
+    kernel.from_slices(slices, torch.zeros_like(x), left, filters, positions, subtract=True)
+    assert not left.any()
+    kernel.from_slices(slices, mean, back, filters, positions)
+    assert torch.equal(back, (slices + mean).view(positions, depth, filters).permute(2, 1, 0).reshape(-1))
+
+
+@both
+@pytest.mark.parametrize(("filters", "blocks", "run"), SHAPES)
+def test_runs_stay_together(kernel, filters, blocks, run):
+    x = random(filters * blocks * run)
+    slices, back = torch.empty_like(x), torch.empty_like(x)
+    kernel.to_slices(x, slices, filters, run=run)
+    assert torch.equal(slices, x.view(filters, blocks, run).transpose(0, 1).reshape(-1))
+    kernel.from_slices(slices, torch.zeros_like(x), back, filters, run=run)
+    assert torch.equal(back, x)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 140), st.integers(1, 90), st.integers(1, 30), st.booleans(), st.booleans(), st.integers(0, 2**31))
+def test_both_agree_bit_for_bit(filters, depth, inner, by_position, subtract, seed):
+    layout = (filters, inner, 1) if by_position else (filters, 1, inner)
+    numel = filters * depth * inner
+    x, slices, mean = (random(numel, seed + i) for i in range(3))
+    results = []
+    for kernel in (cpu, reference):
+        guarded = torch.full((numel + 16,), 7.0)
+        room = guarded[8 : 8 + numel]
+        kernel.to_slices(x, room, *layout)
+        there = room.clone()
+        room.copy_(x)
+        kernel.from_slices(slices, mean, room, *layout, subtract)
+        assert bool((torch.cat([guarded[:8], guarded[-8:]]) == 7.0).all())
+        results.append((there, room.clone()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@both
+def test_wrong_sizes_and_types_are_refused(kernel):
+    x, room = torch.zeros(12), torch.zeros(12)
+    with pytest.raises(ValueError, match="12 elements do not go into 11"):
+        kernel.to_slices(x, torch.zeros(11), 2, 3)
+    with pytest.raises(ValueError, match="12 elements do not go into 6"):
+        kernel.from_slices(x, torch.zeros(6), room, 2, 3)
+    for layout in ((5, 1, 1), (0, 1, 1), (2, -3, -1), (2, 3, 2), (2, 5, 1)):
+        with pytest.raises(ValueError, match=f"are not {layout[0]} filters"):
+            kernel.to_slices(x, room, *layout)
+    for bad in (torch.zeros(12, dtype=torch.float64), torch.zeros(3, 4), torch.zeros(24)[::2]):
+        with pytest.raises(TypeError, match="contiguous 1-D float32"):
+            kernel.to_slices(bad, room, 2, 3)

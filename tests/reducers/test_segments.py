@@ -1,0 +1,167 @@
+"""Segments: where a bucket is cut, what each is encoded with, and what becomes of that when buckets change."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import laws
+from exchange_cases import _Tens
+from tersegrad import local, state
+from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, SIDCo, TopK
+from tersegrad.core import Bucket
+from tersegrad.reducers import Ring, TwoShot
+from tersegrad.reducers.segments import Segment, receiving, stretches
+from tersegrad.wrappers import ErrorFeedback
+
+
+@given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 9))
+def test_stretches_cover_the_bucket_once_and_are_of_one_length(sizes, count):
+    bucket = Bucket(tuple(f"t{i}" for i in range(len(sizes))), tuple((size,) for size in sizes))
+    parts = stretches(bucket, count)
+    assert [start for _, start, _ in parts] == [0, *(stop for _, _, stop in parts[:-1])]
+    assert parts[-1][2] == bucket.numel
+    assert {part.numel for part, _, _ in parts} <= {bucket.numel // count, -(-bucket.numel // count)}
+    assert all(part.numel == stop - start and 0 not in part.sizes for part, start, stop in parts)
+    owners = [name for name, size in zip(bucket.names, bucket.sizes, strict=True) for _ in range(size)]
+    for part, start, stop in parts:
+        assert [n for n, size in zip(part.names, part.sizes, strict=True) for _ in range(size)] == owners[start:stop]
+
+
+def test_a_whole_tensor_keeps_its_shape_and_a_piece_is_flat():
+    parts = stretches(Bucket(("a", "b"), ((3, 2), (2, 5))), 2)
+    assert [part.shapes for part, _, _ in parts] == [((3, 2), (2,)), ((8,),)]
+
+
+def test_stretches_of_one_tensor_are_told_apart():
+    ids = [part.id for part, _, _ in stretches(Bucket.flat(1000), 4)]
+    assert len(set(ids)) == 4
+
+
+def seeds(reducer, size):
+    def work(comm):
+        segments = reducer.init(Bucket.flat(100), comm)["segments"].values()
+        return [segment["inner"]["seed"] for segment in segments]
+
+    return local.run(size, work)
+
+
+@pytest.mark.parametrize("reducer", [Ring(QSGD()), TwoShot(QSGD()), Ring(_Tens(), pieces=3)])
+def test_no_two_encodings_draw_the_same_random_numbers(reducer):
+    drawn = [seed for worker in seeds(reducer, 3) for seed in worker]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_payloads_that_are_added_are_made_with_the_same_random_numbers():
+    class _Added(_Tens):
+        summable = torch.float32
+
+    mine, *others = seeds(Ring(_Added()), 3)
+    assert all(theirs == mine for theirs in others)
+    assert len(set(mine)) == len(mine)
+
+
+# ---- DDP cuts its buckets anew -----------------------------------------------------------------------
+
+STATEFUL = [SIDCo(0.1), PerTensor(SIDCo(0.1)), PerTensor(TopK(0.1)), FFT(), QSGD()]
+NEW = [
+    Bucket(("c.weight", "a.bias"), ((3, 5, 3, 3), (20,)), seed=7),
+    Bucket(("b.weight", "a.weight"), ((50, 31), (37, 20)), seed=7),
+]
+
+
+@pytest.mark.parametrize("make", [Ring, TwoShot])
+@pytest.mark.parametrize("compressor", STATEFUL, ids=repr)
+def test_other_buckets_begin_with_a_fresh_compressor_and_all_that_was_remembered(make, compressor):
+    reducer = ErrorFeedback(make(compressor))
+    old = laws.run(reducer, 3, laws.laplace(laws.BUCKET.numel))
+    for bucket in NEW:
+
+        def work(comm, bucket=bucket):
+            mine = Bucket(bucket.names, bucket.shapes, seed=bucket.seed)
+            memory, untouched = reducer.init(mine, comm), reducer.init(mine, comm)
+            state.paste(state.cut(old[comm.rank].state, laws.BUCKET), memory, mine)
+            untouched["residual"] = memory["residual"].clone()
+            assert memory["residual"].any()
+            means = []
+            for held in (memory, untouched):
+                x = laws.laplace(mine.numel)(comm.rank, 0)
+                reducer.reduce(mine, x, x, held, comm)
+                state.settle(held, keep=True)
+                means.append(x)
+            assert laws._same(state.copy(memory), state.copy(untouched))
+            return means
+
+        for pasted, fresh in local.run(3, work):
+            assert torch.equal(pasted, fresh)
+
+
+def test_a_step_that_is_not_kept_leaves_the_old_state():
+    reducer = Ring(SIDCo(0.1))
+    old = laws.run(reducer, 1, laws.laplace(laws.BUCKET.numel))[0].state
+    comm = local.run(1, lambda comm: comm)[0]
+    bucket = NEW[1]
+    memory = reducer.init(bucket, comm)
+    state.paste(state.cut(old, laws.BUCKET), memory, bucket)
+    before = state.copy(memory)
+    x = torch.full((bucket.numel,), float("nan"))
+    reducer.reduce(bucket, x, x, memory, comm)
+    state.settle(memory, keep=False)
+    assert laws._same(state.copy(memory), before)
+
+
+# ---- one segment -------------------------------------------------------------------------------------
+
+
+def segment(compressor, x):
+    bucket = Bucket.flat(x.numel())
+    return Segment(compressor, 1, bucket, compressor.init(bucket, 0), {}, x, torch.empty_like(x))
+
+
+@pytest.mark.parametrize("numel", [64, 65])
+@pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.2), FFT(0.8), PerTensor(FFT(0.5))], ids=repr)
+def test_add_is_x_plus_what_the_payloads_stand_for(compressor, numel):
+    """Whatever domain the compressor sums in, and though ``x`` is not empty."""
+    a, b, x = torch.randn(3, numel, generator=torch.Generator().manual_seed(1))
+    made = [segment(compressor, v) for v in (a, b)]
+    payloads = [s.encode() for s in made]
+    for s, payload in zip(made, payloads, strict=True):
+        s.decode(payload)
+    into = segment(compressor, x.clone())
+    into.add([(payloads[0], 1.0), (payloads[1], -2.5)])
+    assert torch.allclose(into.x, x + made[0].out - 2.5 * made[1].out, atol=1e-5)
+    made[0].remove(payloads[0])
+    assert torch.allclose(made[0].x + made[0].out, torch.randn(3, numel, generator=torch.Generator().manual_seed(1))[0])
+
+
+def test_an_empty_segment_sends_nothing_and_still_waits():
+    empty = segment(TopK(0.1), torch.empty(0))
+    payload = empty.encode()
+    assert empty.room == empty.seal(payload).numel() == 0
+    waited = []
+    empty.add((waited.append(i), 1.0) for i in range(3))
+    empty.decode(payload)
+    empty.remove(payload)
+    assert waited == [0, 1, 2]
+
+
+def test_a_codec_that_makes_more_bytes_than_any_needs_is_refused_where_it_sends():
+    class _Wordy(_Tens):
+        def encode(self, x, state):
+            return type(Identity().encode(x, state)).empty(10_000, x.numel(), state, x.device)
+
+    wordy = segment(_Wordy(), torch.zeros(10))
+    with pytest.raises(ValueError, match="made 10056 bytes of 10 elements"):
+        wordy.seal(wordy.encode())
+
+
+def test_nothing_of_an_earlier_frame_can_be_taken_for_a_header():
+    one = segment(Identity(), torch.ones(10))
+    room = receiving(one, "here")
+    frame = one.seal(one.encode())
+    room[: frame.numel()].copy_(frame)
+    assert one.open(room, 0).numel == 10
+    again = receiving(one, "here")
+    assert again.data_ptr() == room.data_ptr()
+    with pytest.raises(ValueError, match=r"rank 0 sent b'\\x00"):
+        one.open(again, 0)
