@@ -31,7 +31,8 @@ LINK = "100Mbit"
 WORKERS = 4
 RATIO = 8  # K / d
 METHODS: dict[str, Reducer] = {
-    repr(reducer): reducer for reducer in (Dense(), GradiVeQ(), GradiVeQ(slice_size=1024, order="channel"))
+    repr(reducer): reducer
+    for reducer in (Dense(), GradiVeQ(), GradiVeQ(order="channel"), GradiVeQ(slice_size=4096))
 }
 
 

@@ -4,14 +4,19 @@ import copy
 import gc
 import weakref
 from functools import partial
+from itertools import accumulate
 
 import pytest
 import torch
 from torch import nn
+from torch._C._profiler import _EventType
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from tersegrad.per_sample import PerBackward, PerSample, terms
+from tersegrad.per_sample.layers import Use
+from tersegrad.per_sample.scan import scan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -620,6 +625,87 @@ def test_frozen_parameters_cost_nothing():
     assert_close({n: recorder.of(p) for n, p in model.named_parameters() if p.requires_grad}, want)
     with pytest.raises(ValueError, match="frozen when this PerSample was made"):
         recorder.of(model[0].weight)
+
+
+def test_a_copy_of_the_model_is_not_recorded(tmp_path):
+    model, x = made(lambda: nn.Sequential(nn.LSTM(3, 4, batch_first=True))), normal(5, 6, 3)
+    recorder = PerSample(model)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        loss_of(other(x)).backward()
+        assert not any(recorder.of(p).any() for p in model.parameters())
+    loss_of(model(x)).backward()
+    assert all(recorder.of(p).any() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")  # which the compiler raises inside of itself
+@pytest.mark.parametrize("before", [True, False])
+def test_compiled_models(before):
+    """Hooks that are there when the model first runs are compiled with it; later ones are not, which is noticed."""
+    torch._dynamo.reset()
+    model, x = made(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))), normal(6, 5)
+    want = looped(model, x)
+    compiled = torch.compile(model, backend="eager")
+    if not before:
+        compiled(x)
+    recorder = PerSample(model)
+    loss = loss_of(compiled(x))
+    if before:
+        loss.backward()
+        assert_close({n: recorder.of(p) for n, p in model.named_parameters()}, want)
+    else:
+        with pytest.raises(ValueError, match="compiled and run before PerSample was made"):
+            loss.backward()
+
+
+LARGE = {
+    "linear on a sequence": (partial(nn.Linear, 30, 40), normal(200, 10, 30)),
+    "linear": (partial(nn.Linear, 30, 40), normal(2000, 30)),
+    "convolution": (partial(nn.Conv2d, 4, 8, 3), normal(200, 4, 8, 8)),
+    "convolution, channels last": (partial(nn.Conv2d, 4, 8, 3), channels_last(normal(200, 4, 8, 8))),
+    "grouped convolution": (partial(nn.Conv2d, 4, 8, 3, groups=2), normal(200, 4, 8, 8)),
+    "embedding": (partial(nn.Embedding, 7, 16), tokens(200, 20)),
+    "layer norm": (partial(nn.LayerNorm, 40), normal(200, 10, 40)),
+    "batch norm": (partial(nn.BatchNorm2d, 4), normal(200, 4, 8, 8)),
+}
+
+
+@pytest.mark.parametrize(("make", "x"), LARGE.values(), ids=LARGE.keys())
+def test_the_workspace_is_bounded(make, x, monkeypatch):
+    """However many samples there are."""
+    room = 1 << 12
+    monkeypatch.setattr(terms, "ROOM", room)
+    monkeypatch.setattr(terms, "CACHE", room // 4)
+    model = made(make)
+    (found,) = scan(model)
+    y = model(x).detach()
+    for name in found.parameters:
+        term = found.layer.term(Use(model, True, 0, (x,), (y,)), name)
+        sums = torch.zeros_like(getattr(model, name).detach())
+        most = 4 * max(room, term.room)
+        assert 4 * y.numel() > 4 * most
+        assert peak_bytes(lambda term=term, sums=sums: term.add_squares(sums)) <= 1.5 * most
+
+
+def peak_bytes(work):
+    """The most that torch's allocator had given out at any time."""
+    with torch.no_grad():
+        work()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            work()
+    events = sorted(allocations(profiler.profiler.kineto_results.experimental_event_tree()))
+    return max(accumulate((size for _, size in events), initial=0))
+
+
+def allocations(events):
+    for event in events:
+        if event.typed[0] == _EventType.Allocation:
+            yield event.start_time_ns, event.typed[1].alloc_size
+        yield from allocations(event.children)
+
+
+def test_the_measurement_sees_the_workspace():
+    assert peak_bytes(lambda: torch.ones(1000) + torch.ones(1000)) >= 8000
 
 
 # --- what is refused

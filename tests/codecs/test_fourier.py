@@ -48,6 +48,11 @@ def test_fast_at_most(length):
     assert not any(is_fast(n) for n in range(found + 1, length + 1))
 
 
+def test_nothing_is_shorter_than_two():
+    with pytest.raises(ValueError, match="the shortest is 2"):
+        fast_at_most(1)
+
+
 @given(start=st.integers(0, 50), count=st.integers(0, 3000), half=st.integers(1, 600), positions=st.integers(1, 9))
 def test_pieces_follow_each_other_without_gaps(start, count, half, positions):
     runs = cut(2 * start, 2 * start + 2 * count, fast_at_most(2 * half), positions)

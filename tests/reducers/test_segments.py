@@ -11,7 +11,8 @@ from tersegrad import local, state
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, SIDCo, TopK
 from tersegrad.core import Bucket
 from tersegrad.reducers import Ring, TwoShot
-from tersegrad.reducers.segments import Segment, receiving, stretches
+from tersegrad.reducers.segments import Segment, Term, receiving, stretches
+from tersegrad.wire import FrameError
 from tersegrad.wrappers import ErrorFeedback
 
 
@@ -126,9 +127,9 @@ def test_add_is_x_plus_what_the_payloads_stand_for(compressor, numel):
     made = [segment(compressor, v) for v in (a, b)]
     payloads = [s.encode() for s in made]
     for s, payload in zip(made, payloads, strict=True):
-        s.decode(payload)
+        s.decode(payload, 0)
     into = segment(compressor, x.clone())
-    into.add([(payloads[0], 1.0), (payloads[1], -2.5)])
+    into.add([Term(payloads[0], 1.0, 0), Term(payloads[1], -2.5, 1)])
     assert torch.allclose(into.x, x + made[0].out - 2.5 * made[1].out, atol=1e-5)
     made[0].remove(payloads[0])
     assert torch.allclose(made[0].x + made[0].out, torch.randn(3, numel, generator=torch.Generator().manual_seed(1))[0])
@@ -139,8 +140,8 @@ def test_an_empty_segment_sends_nothing_and_still_waits():
     payload = empty.encode()
     assert empty.room == empty.seal(payload).numel() == 0
     waited = []
-    empty.add((waited.append(i), 1.0) for i in range(3))
-    empty.decode(payload)
+    empty.add(Term(waited.append(i), 1.0, 0) for i in range(3))
+    empty.decode(payload, 0)
     empty.remove(payload)
     assert waited == [0, 1, 2]
 
@@ -153,6 +154,17 @@ def test_a_codec_that_makes_more_bytes_than_any_needs_is_refused_where_it_sends(
     wordy = segment(_Wordy(), torch.zeros(10))
     with pytest.raises(ValueError, match="made 10056 bytes of 10 elements"):
         wordy.seal(wordy.encode())
+
+
+def test_a_body_that_makes_no_sense_names_its_sender():
+    """Its frame is in order: only the codec can tell."""
+    one, other = segment(TopK(0.2), torch.ones(10)), segment(TopK(0.2), torch.ones(10))
+    payload = one.encode()
+    payload.body[0] = 200  # elements, of ten
+    opened = one.open(one.seal(payload), 3)
+    for use in (lambda: other.decode(opened, 3), lambda: other.add([Term(opened, 1.0, 3)])):
+        with pytest.raises(FrameError, match=r"rank 3 sent a frame that cannot be decoded: .* announces 200"):
+            use()
 
 
 def test_nothing_of_an_earlier_frame_can_be_taken_for_a_header():

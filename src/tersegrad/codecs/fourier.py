@@ -44,6 +44,8 @@ def fast_at_most(length: int) -> int:
     >>> fast_at_most(511), fast_at_most(3)
     (504, 2)
     """
+    if length < 2:
+        raise ValueError(f"no fast length is at most {length}: the shortest is 2.")
     length -= length % 2
     while not is_fast(length):
         length -= 2

@@ -29,9 +29,7 @@ from tersegrad.per_sample.sums import SquaredGradients
 from tersegrad.per_sample.terms import Term, Together, chunks
 
 TOLERANCE = 0.02  # of a gradient's length: far above rounding even in bfloat16, far below a use that was missed
-ROUNDING = (
-    1e-6  # of what it would be if nothing cancelled: some gradients, as of a bias before a norm, are all rounding
-)
+ROUNDING = 1e-6  # of the length without cancelling: a gradient may be all rounding, as that of a bias before a norm
 
 
 class PerSample(SquaredGradients):
@@ -42,10 +40,13 @@ class PerSample(SquaredGradients):
     apply to inputs with a single batch dimension, to layers with channels, nor to recurrent layers, which know.
 
     In one backward pass all layers must see the same number of samples. So an embedding of positions must be called
-    with indices for every sample, and a dense layer must not get samples and time in one dimension.
+    with indices for every sample, and a dense layer must not get samples and time in one dimension. This is checked,
+    but a mistake that leaves the numbers equal (as many time steps as samples) cannot be seen.
 
-    The workspace is 4 MB, or what one sample needs where that is more: its share of the gradient of one parameter, and
-    the patches of one convolution.
+    Beside the sums it needs a workspace of about 4 MB, or what one sample needs where that is more: its gradient of one
+    parameter, and the patches of one convolution. The first backward pass takes longer, as everything is checked.
+
+    Copies of the module are not recorded. A module that is to be compiled gets its PerSample before it first runs.
     """
 
     def __init__(self, module: nn.Module, batch_dim: int = 0):
@@ -62,8 +63,9 @@ class PerSample(SquaredGradients):
     def _watch(self, module: nn.Module) -> None:
         for found in self._found:
             if found.layer.looks_ahead:
-                self._handles.append(found.module.register_forward_pre_hook(partial(self._about_to_be_called, found)))
-            called = partial(self._called, found)
+                ahead = _Hook(partial(self._about_to_be_called, found))
+                self._handles.append(found.module.register_forward_pre_hook(ahead))
+            called = _Hook(partial(self._called, found))
             self._handles.append(found.module.register_forward_hook(called, with_kwargs=True))
         for key, (_, p) in self._parameters.items():
             self._handles.append(p.register_hook(partial(self._check, key)))
@@ -74,8 +76,9 @@ class PerSample(SquaredGradients):
 
     def clear(self) -> None:
         """All sums become zero; to be called between backward passes."""
-        super().clear()
-        self._passes.clear()  # what a pass that ended in an exception has left
+        with self._lock:
+            super().clear()
+            self._passes.clear()  # what a pass that ended in an exception has left
 
     def close(self) -> None:
         """Removes all hooks; the sums stay readable."""
@@ -127,8 +130,9 @@ class PerSample(SquaredGradients):
             if term is None:
                 raise ValueError(
                     f"{self._parameters[key][0]} received a gradient, but none of it through a call of the layer that "
-                    "owns it. It is used by a function, as in functional.linear(x, layer.weight), or inside of a "
-                    f"compiled module. Call the layer itself, uncompiled. {INSTEAD}"
+                    "owns it. It is used by a function, as in functional.linear(x, layer.weight), instead of which the "
+                    "layer must be called; or the model was compiled and run before PerSample was made, which must "
+                    f"come first. {INSTEAD}"
                 )
             term.add_squares(self._sums[key])
             self._passes[torch._C._current_graph_task_id()].done(key)
@@ -164,6 +168,23 @@ class PerSample(SquaredGradients):
         current = self._passes.get(torch._C._current_graph_task_id())
         terms = current.terms(key) if current else []
         return Together(terms) if len(terms) > 1 else terms[0] if terms else None
+
+
+class _Hook:
+    """A hook of a module that does nothing in copies of the module, deep or pickled."""
+
+    def __init__(self, action: Callable[..., None]):
+        self._action = action
+
+    def __call__(self, *args: Any) -> None:
+        self._action(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    pass
 
 
 class _Call:

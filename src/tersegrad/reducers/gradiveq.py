@@ -50,7 +50,7 @@ class GradiVeQ(Reducer):
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
     )
 
-    slice_size: int = 4096  # K at most: longer slices => more in common, more compression, a slower fit
+    slice_size: int = 1024  # K at most: longer slices => more in common, fewer bytes, more work and memory (K d)
     loss: float = 0.01  # lambda, of the samples' energy that the basis may miss: more => fewer coefficients
     learn: int = 100  # L_t, steps whose means are samples: more => a surer basis, more steps uncompressed
     compress: int = 400  # L_c, steps between two learnings: more => fewer bytes, a staler basis

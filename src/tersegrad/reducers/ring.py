@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad.core import Bucket, Comm, Compressor, Payload, Pending, Reducer, State, mix_seed, require
-from tersegrad.reducers.segments import Cut, Segment, receiving
+from tersegrad.reducers.segments import Cut, Segment, Term, receiving
 from tersegrad.wire import FrameError
 
 
@@ -80,7 +80,7 @@ class _Lane:
     def add(self, hop: int) -> None:
         """Adds this worker's part to the segment that began ``hop`` workers ago, and sends it on."""
         segment = self._segment(-hop)
-        mine = _mine(segment, self.comm.size)  # made while the sum so far is on its way
+        mine = _mine(segment, self.comm)  # made while the sum so far is on its way
         received = self._receive(segment) if hop else None
         self._payload = mine.plus(received)
         if hop < self.comm.size - 1:
@@ -94,7 +94,7 @@ class _Lane:
         payload = self._receive(segment) if hop else self._payload
         if hop < self.comm.size - 1:
             self._send(payload.frame if hop else segment.seal(payload), self._segment(-hop))
-        segment.decode(payload)
+        segment.decode(payload, _previous(self.comm) if hop else self.comm.rank)
 
     def _segment(self, place: int) -> Segment:
         return self.segments[(self.comm.rank + place) % self.comm.size]
@@ -105,15 +105,20 @@ class _Lane:
 
     def _receive(self, segment: Segment) -> Payload:
         assert self._pending is not None
-        return segment.open(self._pending.wait(), (self.comm.rank - 1) % self.comm.size)
+        return segment.open(self._pending.wait(), _previous(self.comm))
+
+
+def _previous(comm: Comm) -> int:
+    """The worker that sends to this one."""
+    return (comm.rank - 1) % comm.size
 
 
 class _Part(ABC):
     """One worker's part of one segment."""
 
-    def __init__(self, segment: Segment, size: int):
+    def __init__(self, segment: Segment, comm: Comm):
         self.segment = segment
-        self.size = size
+        self.comm = comm
 
     @abstractmethod
     def plus(self, received: Payload | None) -> Payload:
@@ -127,39 +132,39 @@ class _Part(ABC):
 class _Recoded(_Part):
     """Decoded, added to, and encoded anew."""
 
-    def __init__(self, segment: Segment, size: int):
-        super().__init__(segment, size)
-        segment.x.div_(size)  # before adding, so that the sum stays in range
+    def __init__(self, segment: Segment, comm: Comm):
+        super().__init__(segment, comm)
+        segment.x.div_(comm.size)  # before adding, so that the sum stays in range
 
     def plus(self, received: Payload | None) -> Payload:
         """``Q(received + x)``; the sum is made in ``x`` itself."""
         if received is not None:
-            self.segment.add([(received, 1.0)])
+            self.segment.add([Term(received, 1.0, _previous(self.comm))])
         return self.segment.encode()
 
     def leave_rest(self, received: Payload | None, payload: Payload) -> None:
         """``x = n (P - Q(P))``."""
         self.segment.remove(payload)
-        self.segment.x.mul_(self.size)
+        self.segment.x.mul_(self.comm.size)
 
 
 class _Summed(_Part):
     """Encoded before the sum so far is there, and added to it in compressed form."""
 
-    def __init__(self, segment: Segment, size: int):
-        super().__init__(segment, size)
+    def __init__(self, segment: Segment, comm: Comm):
+        super().__init__(segment, comm)
         dtype = segment.compressor.summable
         assert dtype is not None
         self.dtype = dtype
         self.payload = segment.encode()
-        self.payload.body.view(dtype).div_(size)
+        self.payload.body.view(dtype).div_(comm.size)
 
     def plus(self, received: Payload | None) -> Payload:
         """The bodies' sum, in their own dtype."""
         if received is not None and received.finite and self.payload.finite:
             if received.body.numel() != self.payload.body.numel():
                 raise FrameError(
-                    f"a body of {received.body.numel()} bytes came from the previous worker, where this one's has "
+                    f"rank {_previous(self.comm)} sent a body of {received.body.numel()} bytes, and this rank's has "
                     f"{self.payload.body.numel()}: they cannot be added."
                 )
             self.payload.body.view(self.dtype).add_(received.body.view(self.dtype))
@@ -169,10 +174,10 @@ class _Summed(_Part):
 
     def leave_rest(self, received: Payload | None, payload: Payload) -> None:
         """``x += n (received - sent)``: also what was rounded away when two bodies were added stays here."""
-        came = [] if received is None else [(received, float(self.size))]
-        self.segment.add([*came, (payload, -float(self.size))])
+        came = [] if received is None else [Term(received, float(self.comm.size), _previous(self.comm))]
+        self.segment.add([*came, Term(payload, -float(self.comm.size), self.comm.rank)])
 
 
-def _mine(segment: Segment, size: int) -> _Part:
+def _mine(segment: Segment, comm: Comm) -> _Part:
     kind = _Recoded if segment.compressor.summable is None else _Summed
-    return kind(segment, size)
+    return kind(segment, comm)

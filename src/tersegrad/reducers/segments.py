@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +74,14 @@ def _part(bucket: Bucket, start: int, stop: int) -> Bucket:
     return part
 
 
+class Term(NamedTuple):
+    """``scale * decoded(payload)``, and whose payload it is."""
+
+    payload: Payload
+    scale: float
+    rank: int
+
+
 @dataclass
 class Segment:
     """One stretch of the bucket in one step. An empty one is never encoded nor sent."""
@@ -115,35 +124,39 @@ class Segment:
         length = HEADER_NBYTES + wire.read_header(message, rank).length
         return wire.open_frame(message[:length], self.spec, self.bucket, rank)
 
-    def add(self, terms: Iterable[tuple[Payload, float]]) -> None:
-        """``x += sum of scale * decoded(payload)``."""
+    def add(self, terms: Iterable[Term]) -> None:
+        """``x += sum of terms``."""
         if not self.bucket.numel:
             for _ in terms:  # nothing to add, but messages that are to be waited for
                 pass
-            return
-        if _sums_in_place(self.compressor):
-            for payload, scale in terms:
-                self.compressor.accumulate(payload, self.x, scale)
-            return
-        total = scratch(self.memory, "sum", self.x.numel(), torch.float32, self.x.device)
-        self._sum(terms, total)
-        self.x.add_(total)
+        elif _sums_in_place(self.compressor):
+            self._accumulate(terms, self.x)
+        else:
+            self.x.add_(self._sum(terms, scratch(self.memory, "sum", self.x.numel(), torch.float32, self.x.device)))
 
-    def decode(self, payload: Payload) -> None:
-        """``out = decoded(payload)``."""
+    def decode(self, payload: Payload, rank: int) -> None:
+        """``out = decoded(payload)``; the payload is that rank's."""
         if self.bucket.numel:
-            self._sum([(payload, 1.0)], self.out)
+            self._sum([Term(payload, 1.0, rank)], self.out)
 
     def remove(self, payload: Payload) -> None:
         """``x -= decoded(payload)``."""
         if self.bucket.numel:
             self.compressor.remove(payload, self.x, self.state)
 
-    def _sum(self, terms: Iterable[tuple[Payload, float]], total: Tensor) -> None:
+    def _sum(self, terms: Iterable[Term], total: Tensor) -> Tensor:
+        """``total = sum of terms``."""
         acc = self.compressor.accumulator(total, self.state)
-        for payload, scale in terms:
-            self.compressor.accumulate(payload, acc, scale)
+        self._accumulate(terms, acc)
         self.compressor.finish(acc, total, self.state)
+        return total
+
+    def _accumulate(self, terms: Iterable[Term], acc: Tensor) -> None:
+        for payload, scale, rank in terms:
+            try:
+                self.compressor.accumulate(payload, acc, scale)
+            except ValueError as error:
+                raise wire.FrameError(f"rank {rank} sent a frame that cannot be decoded: {error}") from error
 
 
 def _sums_in_place(compressor: Compressor) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad.core import Bucket, Comm, Compressor, Payload, Pending, Reducer, State, mix_seed, require
-from tersegrad.reducers.segments import Cut, Segment, receiving
+from tersegrad.reducers.segments import Cut, Segment, Term, receiving
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +54,8 @@ class TwoShot(Reducer):
             if keeps_rest:
                 theirs.remove(payload)
         own.x.div_(comm.size)
-        own.add((came, 1.0 / comm.size) for came in _arriving(under_way, [own] * (comm.size - 1), comm.rank, comm.size))
+        came = _arriving(under_way, [own] * (comm.size - 1), comm)
+        own.add(Term(payload, 1.0 / comm.size, rank) for rank, payload in came)
         self._spread(segments, own.encode(), keeps_rest, comm)
 
     def _spread(self, segments: list[Segment], mean: Payload, keeps_rest: bool, comm: Comm) -> None:
@@ -68,12 +69,13 @@ class TwoShot(Reducer):
         if keeps_rest:
             own.remove(mean)
             own.x.mul_(comm.size)
-        own.decode(mean)
-        for theirs, came in zip(others, _arriving(under_way, others, comm.rank, comm.size), strict=True):
-            theirs.decode(came)
+        own.decode(mean, comm.rank)
+        for rank, payload in _arriving(under_way, others, comm):
+            segments[rank].decode(payload, rank)
 
 
-def _arriving(under_way: list[Pending], expected: list[Segment], rank: int, size: int) -> Iterator[Payload]:
-    """What the workers 1, 2, ... places before this one sent, one after the other."""
+def _arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> Iterator[tuple[int, Payload]]:
+    """What the workers 1, 2, ... places before this one sent, one after the other, with their ranks."""
     for by, (pending, segment) in enumerate(zip(under_way, expected, strict=True), start=1):
-        yield segment.open(pending.wait(), (rank - by) % size)
+        rank = (comm.rank - by) % comm.size
+        yield rank, segment.open(pending.wait(), rank)

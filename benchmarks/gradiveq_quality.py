@@ -1,0 +1,87 @@
+"""GradiVeQ on real gradients: what it sends and what it loses, over ways of cutting slices and shares of energy.
+
+    python benchmarks/gradients.py cifar-resnet20 --data DIR --steps $(seq 100 219) --out FILE.npz
+    python benchmarks/gradiveq_quality.py FILE.npz
+
+Takes consecutive gradients of one worker. Each method learns from the first 100 (it holds the last 20 of them out for
+judging) and then sends the others; the loss is the share of the convolutions' energy that does not arrive.
+"""
+
+import argparse
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tersegrad import local
+from tersegrad import state as states
+from tersegrad.core import Bucket, Comm
+from tersegrad.reducers import GradiVeQ
+from tersegrad.timing import environment, write_rows
+
+METHODS = [
+    GradiVeQ(slice_size=4096, samples=1, worst=None),  # the paper's rule: the basis of the first slice, not judged
+    *(GradiVeQ(slice_size=size, loss=loss) for size in (4096, 1024) for loss in (0.01, 0.1)),
+    *(GradiVeQ(order="channel", loss=loss) for loss in (0.01, 0.03, 0.1, 0.3)),
+]
+
+
+def judge(reducer: GradiVeQ, bucket: Bucket, gradients: torch.Tensor) -> dict[str, float]:
+    """Elements sent for the convolutions, as a ratio, and their energy lost, over the steps after learning."""
+    reducer = replace(reducer, warmup=0, drift=None, compress=len(gradients), tiny=0)
+    convolution = torch.cat([torch.full((n,), len(s) == 4) for n, s in zip(bucket.sizes, bucket.shapes, strict=True)])
+
+    def work(comm: Comm) -> dict[str, float]:
+        memory = reducer.init(bucket, comm)
+        lost = energy = 0.0
+        for step, g in enumerate(gradients):
+            x = g.clone()
+            reducer.reduce(bucket, x, x, memory, comm)
+            states.settle(memory, keep=True)
+            if all(m["phase"] != "learn" for m in memory["layers"].values()) and step >= reducer.learn:
+                lost += float((x - g)[convolution].double().square().sum())
+                energy += float(g[convolution].double().square().sum())
+        layers = memory["layers"].values()
+        coded = [m["fit"] for m in layers if m["fit"]]
+        dense = int(convolution.sum()) - sum(fit["mean"].numel() for fit in coded)
+        return {
+            "ratio": int(convolution.sum()) / (dense + sum(fit["offset"].numel() for fit in coded)),
+            "lost": lost / energy,
+            "refused": len(layers) - len(coded),
+            "layers": len(layers),
+            "basis_floats": sum(fit["basis"].numel() for fit in coded) / bucket.numel,
+            "fit_seconds": sum(m["report"]["fit_seconds"] for m in layers),
+        }
+
+    return local.run(1, work)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gradients", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    data = np.load(args.gradients)
+    steps = sorted((key for key in data.files if key.startswith("step")), key=lambda key: int(key[4:]))
+    shapes = tuple(tuple(ast.literal_eval(str(shape))) for shape in data["param_shapes"])
+    bucket = Bucket(tuple(map(str, data["param_names"])), shapes)
+    gradients = torch.from_numpy(np.stack([data[step] for step in steps]))
+    print(f"{len(gradients)} gradients of {bucket.numel} elements")
+    rows = []
+    for reducer in METHODS:
+        found = judge(reducer, bucket, gradients)
+        rows.append({"spec": repr(reducer), "gradients": args.gradients.name, **found, **environment()})
+        print(
+            f"  {reducer!r:<66} {found['ratio']:5.1f}x fewer, loses {found['lost']:.3f}, refused {found['refused']} of "
+            f"{found['layers']}, bases {found['basis_floats']:.1f}x the model, fits {found['fit_seconds']:.1f} s",
+            flush=True,
+        )
+    if args.json:
+        write_rows(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()
