@@ -32,7 +32,7 @@ WORKERS = 4
 RATIO = 8  # K / d
 METHODS: dict[str, Reducer] = {
     repr(reducer): reducer
-    for reducer in (Dense(), GradiVeQ(), GradiVeQ(order="channel"), GradiVeQ(slice_size=4096))
+    for reducer in (Dense(), GradiVeQ(), GradiVeQ(slice_size=1024), GradiVeQ(slice_size=1024, order="channel"))
 }
 
 

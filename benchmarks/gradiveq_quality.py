@@ -22,9 +22,9 @@ from tersegrad.reducers import GradiVeQ
 from tersegrad.timing import environment, write_rows
 
 METHODS = [
-    GradiVeQ(slice_size=4096, samples=1, worst=None),  # the paper's rule: the basis of the first slice, not judged
+    GradiVeQ(samples=1, worst=None),  # the paper's rule: the basis of the first slice, not judged
     *(GradiVeQ(slice_size=size, loss=loss) for size in (4096, 1024) for loss in (0.01, 0.1)),
-    *(GradiVeQ(order="channel", loss=loss) for loss in (0.01, 0.03, 0.1, 0.3)),
+    *(GradiVeQ(slice_size=1024, order="channel", loss=loss) for loss in (0.01, 0.03, 0.1, 0.3)),
 ]
 
 

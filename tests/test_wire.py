@@ -133,28 +133,31 @@ def test_one_stray_worker_is_named_on_every_rank(what):
     assert "rank 0 sent a frame for" in messages[2]
 
 
-def test_frames_travel_in_one_round_once_lengths_are_known():
-    """Lengths 100, 100, 300 (does not fit), then 100 again: the room grows at once and shrinks slowly."""
-    lengths = [100, 100, 300] + [100] * 40
+def test_frames_of_any_length_travel_in_one_round_and_unpadded():
+    lengths = [100, 100, 300, 0, 7, 100]
 
-    def work(comm: local.LocalComm) -> list[tuple[int, int]]:
-        meter, state, seen = Metered(comm), {}, []
+    def work(comm: local.LocalComm) -> None:
+        meter, state = Metered(comm), {}
         for step, length in enumerate(lengths):
-            mine = length - comm.rank
+            mine = length * (1 + comm.rank)
             payload = Payload.empty(mine, 100, {}, torch.device("cpu"))
             payload.body.copy_(torch.arange(mine) % 251 + comm.rank)
-            before = meter.total.calls
+            before = meter.total.sent
             for rank, theirs in enumerate(wire.gather(payload, 7, bucket(step), meter, state)):
-                assert torch.equal(theirs.body, (torch.arange(length - rank) % 251 + rank).to(torch.uint8))
-            seen.append((meter.total.calls - before, state["_room"]))
-        return seen
+                assert torch.equal(theirs.body, (torch.arange(length * (1 + rank)) % 251 + rank).to(torch.uint8))
+            assert meter.total.sent - before == 2 * (HEADER_NBYTES + mine)
+        assert meter.by_collective["shift"].calls == 2 * len(lengths)
 
-    for seen in local.run(3, work):
-        assert [calls for calls, _ in seen[:4]] == [2, 1, 2, 1]
-        assert all(calls == 1 for calls, _ in seen[4:])
-        assert seen[0][1] == seen[1][1] == 160  # 156 bytes, in whole words
-        assert seen[2][1] == 376  # 356 and some slack
-        assert seen[-1][1] < 230
+    local.run(3, work)
+
+
+def test_a_payload_longer_than_any_can_be_is_not_sent():
+    def work(comm: local.LocalComm) -> None:
+        payload = Payload.empty(wire.max_body_nbytes(bucket(0)) + 1, 100, {}, torch.device("cpu"))
+        with pytest.raises(ValueError, match="can be needed"):
+            wire.gather(payload, 7, bucket(0), comm, {})
+
+    local.run(2, work)
 
 
 def test_header_room_is_what_the_layout_needs():

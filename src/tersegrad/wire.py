@@ -77,46 +77,37 @@ def open_frame(frame: Tensor, spec: int, bucket: Bucket, rank: int = 0) -> Paylo
 def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State) -> list[Payload]:
     """Every worker's payload in rank order, all checked.
 
-    On a slow link a round costs more than a few bytes. So the first round carries ``room`` bytes of every frame,
-    which all workers learn from the lengths of the step before, and in most steps that is all of it. What does not
-    fit follows in a second round. Nothing is known in the first step: then the first round carries headers only.
+    One round: everybody sends its frame straight to all others. Nobody needs to know a length before, and nothing is
+    filled up to the longest: a message may be shorter than the room for it, and memory that none reaches is never
+    touched. All headers are checked before any body, so that a stray worker is named on all others alike.
     """
     frame = seal(payload, spec, bucket)
-    room: int = state.get("_room", HEADER_NBYTES)
-    begun = comm.all_gather(_exactly(frame, room, state), [room] * comm.size)
-    headers = [read_header(block, rank) for rank, block in enumerate(begun)]
-    for rank, header in enumerate(headers):
+    room = HEADER_NBYTES + max_body_nbytes(bucket)
+    if frame.numel() > room:
+        raise ValueError(
+            f"a payload of {frame.numel()} bytes for {payload.numel} elements; at most {room} can be needed."
+        )
+    under_way = [comm.start_shift(frame, _receiving(by, room, state, frame), by) for by in range(1, comm.size)]
+    blocks = [frame] + [pending.wait() for pending in reversed(under_way)]  # of this rank, the next one, ...
+    ranks = [(comm.rank + place) % comm.size for place in range(comm.size)]
+    in_order = dict(sorted(zip(ranks, blocks, strict=True)))
+    headers = {rank: read_header(block, rank) for rank, block in in_order.items()}
+    for rank, header in headers.items():
         check_header(header, spec, bucket, rank)
-    lengths = [HEADER_NBYTES + header.length for header in headers]
-    state["_room"] = _next_room(room, max(lengths))
-    if max(lengths) > room:
-        begun = [block.clone() for block in begun]  # the second round reuses the Comm's buffers
-        rest = comm.all_gather(frame[room:], [max(0, length - room) for length in lengths])
-        begun = [torch.cat([block, more]) for block, more in zip(begun, rest, strict=True)]
-    payloads = []
-    for rank, (header, block, length) in enumerate(zip(headers, begun, lengths, strict=True)):
-        body = block[HEADER_NBYTES:length]
-        check_body(block[:HEADER_NBYTES], body, header, rank)
-        payloads.append(Payload(body, header.numel, not header.flags & NONFINITE))
-    return payloads
+    return [_open(in_order[rank], header, rank) for rank, header in headers.items()]
 
 
-def _next_room(room: int, longest: int) -> int:
-    """Up at once, with some slack, when a frame did not fit; down by an eighth of what was too much."""
-    needed = -(-longest // 8) * 8
-    if needed > room:
-        return needed if room == HEADER_NBYTES else needed + needed // 128 * 8
-    return room - (room - needed) // 64 * 8
+def _receiving(by: int, room: int, state: State, like: Tensor) -> Tensor:
+    """Where a frame can arrive."""
+    into = scratch(state, f"from {by}", room, torch.uint8, like.device)
+    into[:HEADER_NBYTES].zero_()  # so that nothing of an earlier frame can be taken for a header
+    return into
 
 
-def _exactly(frame: Tensor, nbytes: int, state: State) -> Tensor:
-    """The first ``nbytes`` of a frame, filled up with zeros if it is shorter."""
-    if frame.numel() >= nbytes:
-        return frame[:nbytes]
-    padded = scratch(state, "frame", nbytes, torch.uint8, frame.device)
-    padded[frame.numel() :].zero_()
-    padded[: frame.numel()].copy_(frame)
-    return padded
+def _open(block: Tensor, header: Header, rank: int) -> Payload:
+    body = block[HEADER_NBYTES : HEADER_NBYTES + header.length]
+    check_body(block[:HEADER_NBYTES], body, header, rank)
+    return Payload(body, header.numel, not header.flags & NONFINITE)
 
 
 def read_header(head: Tensor, rank: int) -> Header:

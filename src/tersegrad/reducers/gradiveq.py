@@ -50,7 +50,7 @@ class GradiVeQ(Reducer):
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
     )
 
-    slice_size: int = 1024  # K at most: longer slices => more in common, fewer bytes, more work and memory (K d)
+    slice_size: int = 4096  # K at most: longer slices => more in common, fewer bytes, more work and memory (K d)
     loss: float = 0.01  # lambda, of the samples' energy that the basis may miss: more => fewer coefficients
     learn: int = 100  # L_t, steps whose means are samples: more => a surer basis, more steps uncompressed
     compress: int = 400  # L_c, steps between two learnings: more => fewer bytes, a staler basis
@@ -66,8 +66,8 @@ class GradiVeQ(Reducer):
     tiny: int = 1024  # layers of fewer elements travel as they are
 
     def __post_init__(self) -> None:
-        for name, advice in (("learning", "AllReduce(BF16())"), ("coefficients", "AllReduce(BF16())")):
-            require(self, name, Reducer, f"Write e.g. {name}={advice}.")
+        for name in ("learning", "coefficients"):
+            require(self, name, Reducer, f"Write e.g. {name}=TwoShot(QSGD(bits=8)).")
             self._refuse_memory(name)
         least = 2 if self.worst is None else 3
         bounds = {"slice_size": 1, "learn": least, "compress": 1, "warmup": 0, "samples": 1, "tiny": 0}
@@ -348,19 +348,20 @@ class GradiVeQ(Reducer):
         """The basis of one layer; empty if it is refused. Fills in the verdict."""
         started = time.perf_counter()
         samples, kept = _noted(layer.memory["samples"]), self._sampled(layer.slicing)
-        rows = torch.stack([samples[f"sample {t}"] for t in range(self.learn)])
-        rows -= (samples["total"] / self.fitted)[kept]
+        raw = torch.stack([samples[f"sample {t}"] for t in range(self.learn)])
+        rows: Tensor = raw - (samples["total"] / self.fitted)[kept]
+        if not rows.isfinite().all() or not rows[: self.fitted].any():
+            return rows[:0]  # too large for sums, or without any energy: there was nothing to learn
         by_slice = self.basis == "slice"
-        groups = rows.transpose(0, 1) if by_slice else rows.flatten(1)[None].view(1, -1, layer.slicing.length)
+        groups = rows.transpose(0, 1) if by_slice else rows.view(1, -1, layer.slicing.length)
         fitted = self.fitted if by_slice else self.fitted * len(kept)
         basis = pca.principal_axes(groups[:, :fitted], self.loss)
-        held_out = sum(float(samples[f"sample {t}"].double().square().sum()) for t in range(self.fitted, self.learn))
-        outside = pca.energy_outside(groups[:, fitted:], basis)
-        judged = outside / held_out if held_out else math.inf
-        pays = self.worst is None or (judged <= self.worst and basis.shape[2] <= PAYS * layer.slicing.length)
-        accepted = pays and bool(rows[: self.fitted].any())  # without any energy there was nothing to learn
+        d = basis.shape[2]
+        held_out = float(raw[self.fitted :].double().square().sum())
+        judged = pca.energy_outside(groups[:, fitted:], basis) / held_out if held_out else math.inf
+        accepted = self.worst is None or (judged <= self.worst and d <= PAYS * layer.slicing.length)
         seconds = time.perf_counter() - started
-        verdict.copy_(torch.tensor([basis.shape[2] if accepted else 0, basis.shape[2], judged, seconds]))
+        verdict.copy_(torch.tensor([d if accepted else 0, d, judged, seconds], dtype=torch.float64))
         return basis if accepted else basis[:0]
 
     def _adopt(self, layer: "_Layer", verdict: dict[str, float], basis: Tensor) -> None:
@@ -374,7 +375,7 @@ class GradiVeQ(Reducer):
             "slice_length": cut.length,
             "slices": cut.count,
             "coefficients": int(verdict["found"]),
-            "ratio": cut.length / verdict["found"],
+            "ratio": cut.length / max(1, verdict["found"]),
             "held_out_loss": verdict["held_out_loss"] if self.worst is not None else None,
             "fit_seconds": verdict["seconds"],
         }
