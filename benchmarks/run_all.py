@@ -17,6 +17,7 @@ COMMANDS = {
     "index_codec": [sys.executable, str(HERE / "index_codec.py")],
     "lab_overhead": [sys.executable, str(HERE / "lab_overhead.py")],
     "thresholds": [sys.executable, str(HERE / "thresholds.py")],
+    "exchanges": [sys.executable, str(HERE / "exchanges.py")],
 }
 
 

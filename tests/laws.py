@@ -303,19 +303,20 @@ def check_codec_leaves_input(compressor: Compressor, x: Tensor) -> None:
 def check_hostile_bytes(compressor: Compressor, x: Tensor, cases: int, seed: int) -> None:
     """A mutated body is refused with a ValueError, or decodes to something; never a crash, never a write outside."""
     rng = np.random.default_rng(seed)
-    payload = compressor.encode(x, compressor.init(Bucket.flat(x.numel()), 3))
+    state_ = compressor.init(Bucket.flat(x.numel()), 3)
+    payload = compressor.encode(x, state_)
     body = payload.body.clone()
-    guard = 32
+    guard, length = 32, compressor.accumulator(torch.empty_like(x), state_).numel()
     for _ in range(cases):
         mutated = _mutate(body.numpy().copy(), rng)
-        big = torch.zeros(x.numel() + 2 * guard)
-        acc = big[guard : guard + x.numel()]
+        big = torch.zeros(length + 2 * guard)
+        acc = big[guard : guard + length]
         try:
             compressor.accumulate(type(payload)(torch.from_numpy(mutated), x.numel()), acc)
         except ValueError as error:
             if not str(error):
                 raise AssertionError("an error without a message") from error
-        outside = torch.cat([big[:guard], big[guard + x.numel() :]])
+        outside = torch.cat([big[:guard], big[guard + length :]])
         assert not bool(outside.any()), "memory outside the accumulator was written"
 
 

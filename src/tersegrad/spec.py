@@ -31,6 +31,12 @@ PRESETS = {
         "about 1 % above a fitted threshold (SIDCo-E), with error feedback",
     ),
     "vgc": Preset("ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
+    "fft": Preset(
+        "AllGather(PerTensor(FFT(theta=0.85)))",
+        "the largest 15 % of each tensor's frequencies, in 10 bits",
+    ),
+    "qsgd": Preset("AllGather(QSGD(bits=4))", "stochastic rounding to 4 bits an element"),
+    "powersgd": Preset("ErrorFeedback(PowerSGD(rank=2))", "every matrix as a product of two thin ones"),
     "strom": Preset("ErrorFeedback(AllGather(Strom(tau=0.01)))", "signs of what exceeds a fixed threshold"),
 }
 
