@@ -29,8 +29,8 @@ class Cut:
 
     def segments(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, spec: int) -> "list[Segment]":
         """The segments of this step."""
-        if "_stretches" not in state:
-            state["_stretches"] = stretches(bucket, self.count)
+        if state.get("_cut_for") != bucket.id:
+            state["_cut_for"], state["_stretches"] = bucket.id, stretches(bucket, self.count)
         made = []
         for i, (part, start, stop) in enumerate(state["_stretches"]):
             part.step = bucket.step
