@@ -585,6 +585,7 @@ def test_a_pass_that_failed_is_forgotten_by_clear():
     with pytest.raises(ZeroDivisionError):
         loss_of(model[3:](middle)).backward()
     recorder.clear()
+    assert not recorder._passes
     loss_of(model(x)).backward()
     assert_close({n: recorder.of(p) for n, p in model.named_parameters()}, want)
 

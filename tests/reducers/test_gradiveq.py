@@ -84,6 +84,8 @@ def test_low_rank_gradients_are_learned_and_then_exact(size, order):
     for step in range(12):
         truth = laws.mean([t.gradients[step] for t in traces])
         laws.assert_close(traces[0].means[step], truth, 2e-4, f"mean of step {step}")
+        for trace in traces:  # each worker's own gradient has gone, not only the mean of all
+            laws.assert_close(trace.rests[step], torch.zeros(BUCKET.numel), 2e-4, f"rest of step {step}")
     for name, rank in CONVOLUTIONS.items():
         report = memories(traces[0].state)[name]["report"]
         assert report["coefficients"] == rank

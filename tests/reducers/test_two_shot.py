@@ -20,7 +20,7 @@ COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("numel", [0, 1, 3, 7, 101])
+@pytest.mark.parametrize("numel", [1, 3, 101])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_laws_for_sizes_that_do_not_divide(compressor, numel, size):
     reducer, gradient, bucket = ErrorFeedback(TwoShot(compressor)), laws.laplace(numel), Bucket.flat(numel)
@@ -73,7 +73,7 @@ def test_one_worker_is_the_compressor_alone():
         assert torch.allclose(rest, x - decoded, atol=1e-6)
 
 
-@pytest.mark.parametrize("compressor", [*COMPRESSORS, QSGD()], ids=repr)
+@pytest.mark.parametrize("compressor", [BF16(), TopK(0.3), FFT(0.5), QSGD()], ids=repr)
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("rank", range(3))
 def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):

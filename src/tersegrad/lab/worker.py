@@ -70,6 +70,7 @@ def main() -> None:
     try:
         for config in configs:
             Trainer(config).run()
+        dist.barrier()  # nobody leaves while others still talk: gloo aborts a process whose peer is gone
     finally:
         dist.destroy_process_group()
 
