@@ -34,7 +34,7 @@ def largest_allocation(reducer: Reducer) -> int:
     def work(comm: local.LocalComm) -> int:
         memory = reducer.init(BUCKET, comm)
 
-        BUCKET.lr, BUCKET.squares = 0.1, torch.full((NUMEL,), 5.0)  # so noisy that VGC sends few
+        BUCKET.lr, BUCKET.squares = 0.1, torch.full((NUMEL,), 50.0)  # so noisy that VGC sends few
 
         def step() -> None:
             x.copy_(gradient)
@@ -74,8 +74,8 @@ class _Quiet(local.LocalComm):
 @pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
 def test_steady_state_allocates_nothing_of_gradient_size(reducer):
     biggest_sparse = 0.25  # of the gradient: TopK(0.2) sends a fifth of the elements and decodes them into new memory
-    if "Strom(tau=0.5)" in repr(reducer):
-        biggest_sparse = 0.7  # sends six elements of ten
+    if "Strom(tau=0" in repr(reducer):
+        biggest_sparse = 1.1  # sends six elements of ten, or nearly all
     if "TopK(ratio=1.0)" in repr(reducer):
         biggest_sparse = 1.1  # sends everything as a sparse vector: as many indices and values as elements
     assert largest_allocation(reducer) <= biggest_sparse * 4 * NUMEL

@@ -851,7 +851,6 @@ def test_place_moves_what_is_summed(recorder_of):
     assert all(recorder.of(p).shape == p.shape for p in parameters)
     recorder.clear()
     assert not vector.any()
-    recorder.complete(parameters)
     assert not vector.any()
     recorder.close()
     loss_of(model(x)).backward()

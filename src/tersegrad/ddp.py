@@ -201,7 +201,7 @@ class Handle:
             )
         buffer, parameters, step, last = bucket.buffer(), bucket.parameters(), self._step, bucket.is_last()
         self._step += last
-        squares = None if self._squares is None else self._complete_squares(self._squares, parameters)
+        squares = None if self._squares is None else self._squares_of(self._squares, parameters)
         lr = None if self._optimizer is None else max(float(g["lr"]) for g in self._optimizer.param_groups)
         future: torch.futures.Future[Any] = torch.futures.Future()
 
@@ -216,7 +216,7 @@ class Handle:
         self._worker.submit(work, done)
         return future.then(_unwrap)
 
-    def _complete_squares(self, recorder: SquaredGradients, parameters: list[Tensor]) -> Tensor:
+    def _squares_of(self, recorder: SquaredGradients, parameters: list[Tensor]) -> Tensor:
         """The squares of a bucket that is ready; they live in one flat tensor a bucket."""
         key = tuple(map(id, parameters))
         if key not in self._square_sums:  # DDP has cut anew
@@ -224,7 +224,6 @@ class Handle:
             self._square_sums = {k: sums for k, sums in self._square_sums.items() if members.isdisjoint(k)}
             self._square_sums[key] = torch.zeros(sum(p.numel() for p in parameters))
             recorder.place(parameters, self._square_sums[key])
-        recorder.complete(parameters)
         return self._square_sums[key]
 
     def _reduce(

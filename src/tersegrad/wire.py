@@ -87,7 +87,9 @@ def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State
         raise ValueError(
             f"a payload of {frame.numel()} bytes for {payload.numel} elements; at most {room} can be needed."
         )
-    under_way = [comm.start_shift(frame, _receiving(by, room, state, frame), by) for by in range(1, comm.size)]
+    under_way = [
+        comm.start_shift(frame, receiving(state, f"from {by}", room, frame.device), by) for by in range(1, comm.size)
+    ]
     blocks = [frame] + [pending.wait() for pending in reversed(under_way)]  # of this rank, the next one, ...
     ranks = [(comm.rank + place) % comm.size for place in range(comm.size)]
     in_order = dict(sorted(zip(ranks, blocks, strict=True)))
@@ -97,9 +99,9 @@ def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State
     return [_open(in_order[rank], header, rank) for rank, header in headers.items()]
 
 
-def _receiving(by: int, room: int, state: State, like: Tensor) -> Tensor:
-    """Where a frame can arrive."""
-    into = scratch(state, f"from {by}", room, torch.uint8, like.device)
+def receiving(state: State, key: str, room: int, device: torch.device) -> Tensor:
+    """Where a frame can arrive; memory that no frame reaches is never touched."""
+    into = scratch(state, key, room, torch.uint8, device)
     into[:HEADER_NBYTES].zero_()  # so that nothing of an earlier frame can be taken for a header
     return into
 

@@ -258,7 +258,7 @@ def test_noise_of_the_workers_themselves_is_no_drift():
 
 @pytest.mark.parametrize("learning", [Dense(), AllReduce(BF16()), AllGather(Identity())], ids=repr)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("when", range(1, 13, 2))
+@pytest.mark.parametrize("when", [0, 3, 6, 7, 8, 10, 11])  # 6: the last sample, after which the bases are fitted
 def test_a_step_with_a_nan_leaves_no_trace_in_any_phase(when, bad, learning):
     reducer = GradiVeQ(**SHORT, learning=learning)
     clean = low_rank(reducer)
@@ -285,7 +285,7 @@ def saved_and_loaded(states):
 
 
 @pytest.mark.parametrize("learning", [Dense(), TwoShot(QSGD(bits=8))], ids=repr)
-@pytest.mark.parametrize("when", range(1, 13, 2))
+@pytest.mark.parametrize("when", [1, 3, 6, 7, 8, 10, 11])
 def test_a_checkpoint_in_any_phase_goes_on_as_if_nothing_had_happened(when, learning):
     reducer = GradiVeQ(**{**SHORT, "loss": 0.01}, learning=learning)
     gradient = low_rank(reducer)
@@ -450,6 +450,9 @@ def test_the_first_slice_alone_is_the_papers_rule():
     assert spread[0] == 0
     assert spread.unique().numel() == spread.numel() == 1024 // 80
     assert spread[-1] > 0.8 * 144
+    shorter = GradiVeQ(order="channel").slicing((256, 256, 3, 3))
+    assert shorter.length == 2304
+    assert GradiVeQ()._sampled(shorter).numel() == 1024 // 80, "a larger eigenvalue problem would take seconds"
 
 
 def test_compressed_steps_allocate_nothing_of_gradient_size():

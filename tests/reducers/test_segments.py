@@ -177,3 +177,25 @@ def test_nothing_of_an_earlier_frame_can_be_taken_for_a_header():
     assert again.data_ptr() == room.data_ptr()
     with pytest.raises(ValueError, match=r"rank 0 sent b'\\x00"):
         one.open(again, 0)
+
+
+@pytest.mark.parametrize("reducer", [Ring(TopK(0.1)), Ring(BF16()), TwoShot(FFT()), TwoShot(BF16())], ids=repr)
+def test_buffers_are_kept_from_step_to_step(reducer):
+    """Those that messages arrive in too, which a single worker has none of."""
+
+    def places(memory):
+        own = {key: value.data_ptr() for key, value in memory.items() if isinstance(value, torch.Tensor)}
+        return own | {f"{k}.{i}": p for k, v in memory.items() if isinstance(v, dict) for i, p in places(v).items()}
+
+    def work(comm):
+        bucket, seen = Bucket.flat(10_000), []
+        memory = reducer.init(bucket, comm)
+        for _ in range(4):
+            x = laws.laplace(10_000)(comm.rank, 0)
+            reducer.reduce(bucket, x, x, memory, comm)
+            state.settle(memory, keep=True)
+            seen.append(places(memory))
+        assert any("lane" in key or "from" in key for key in seen[0])
+        return seen[2] == seen[3]
+
+    assert all(local.run(3, work))

@@ -14,7 +14,7 @@ autograd keeps tensors, so activation checkpointing (``use_reentrant=False``) sa
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,9 +70,6 @@ class PerSample(SquaredGradients):
         for key, (_, p) in self._parameters.items():
             self._handles.append(p.register_hook(partial(self._check, key)))
             self._handles.append(p.register_post_accumulate_grad_hook(partial(self._accumulated, key)))
-
-    def complete(self, parameters: Sequence[Tensor]) -> None:
-        """Nothing is owed: squares are added when a gradient is accumulated, and DDP hears of it after that."""
 
     def clear(self) -> None:
         """All sums become zero; to be called between backward passes."""

@@ -29,10 +29,6 @@ class SquaredGradients(ABC):
     def _watch(self, module: nn.Module) -> None:
         """Installs the hooks, and puts their handles into ``_handles``."""
 
-    @abstractmethod
-    def complete(self, parameters: Sequence[Tensor]) -> None:
-        """Adds what this backward pass still owes these parameters; to be called when their bucket is ready."""
-
     def of(self, parameter: Tensor) -> Tensor:
         """The sums of one parameter, in its shape."""
         if id(parameter) not in self._sums:
@@ -86,6 +82,3 @@ class PerBackward(SquaredGradients):
         gradient = gradient.detach().float()
         with self._lock:
             self._sums[key].addcmul_(gradient, gradient)
-
-    def complete(self, parameters: Sequence[Tensor]) -> None:
-        """Nothing is owed: each gradient is squared before it is accumulated, and DDP hears of it after that."""

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tersegrad import kernels
 from tersegrad import state as states
 from tersegrad.codecs import pca
 from tersegrad.codecs.slices import Slicing, slicing
@@ -315,7 +314,7 @@ class GradiVeQ(Reducer):
         return torch.arange(number) * cut.count // number
 
     def _due(self, learners: "list[_Layer]") -> "list[_Layer]":
-        """Whose turn it is to be fitted: one large layer in a step, or several small ones. Not in a step with a NaN."""
+        """Whose turn it is to be fitted: one large layer in a step, or several small ones."""
         due: list[_Layer] = []
         work = 0
         for layer in learners:
@@ -325,7 +324,7 @@ class GradiVeQ(Reducer):
                 if due and work > LARGEST_PROBLEM**3:
                     break
                 due.append(layer)
-        return due if all(kernels.on(layer.out).all_finite(layer.out) for layer in due) else []
+        return due
 
     def _fit(self, due: "list[_Layer]", comm: Comm) -> None:
         """Rank 0 finds the bases and sends them: only the same bits everywhere make coefficients that may be added."""
@@ -351,7 +350,7 @@ class GradiVeQ(Reducer):
         raw = torch.stack([samples[f"sample {t}"] for t in range(self.learn)])
         rows: Tensor = raw - (samples["total"] / self.fitted)[kept]
         if not rows.isfinite().all() or not rows[: self.fitted].any():
-            return rows[:0]  # too large for sums, or without any energy: there was nothing to learn
+            return rows[:0]  # a NaN in this step, sums too large, or no energy at all: there is nothing to learn
         by_slice = self.basis == "slice"
         groups = rows.transpose(0, 1) if by_slice else rows.view(1, -1, layer.slicing.length)
         fitted = self.fitted if by_slice else self.fitted * len(kept)
