@@ -153,16 +153,16 @@ def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
                 metered = Metered(Throttled(LINK)(comm) if comm.size > 1 else comm)
                 x.copy_(gradient)
                 comm.all_reduce(torch.zeros(1))  # all start together
-                started = time.perf_counter()
+                started, busy = time.perf_counter(), time.thread_time()
                 metered.begin(bucket.id)
                 reducer.reduce(bucket, x, x, own[name], metered)
                 metered.end()
-                ms = 1e3 * (time.perf_counter() - started)
+                ms, cpu_ms = 1e3 * (time.perf_counter() - started), 1e3 * (time.thread_time() - busy)
                 states.settle(own[name], keep=True)
                 if turn >= 0:
                     split = {f"{k}_ms": 1e3 * v for k, v in vars(metered.timing).items()}
-                    sent = metered.total.sent
-                    rows.append({"method": name, "workers": comm.size, "round": turn, "ms": ms, "sent": sent, **split})
+                    what = {"method": name, "workers": comm.size, "round": turn, "sent": metered.total.sent}
+                    rows.append({**what, "ms": ms, "cpu_ms": cpu_ms, **split})
         return rows
 
     return local.run(WORKERS, work)[0] + local.run(1, work)[0]
@@ -196,7 +196,7 @@ def show_aggregation(title: str, rows: list[dict[str, Any]]) -> None:
     for method in METHODS:
         split = ", ".join(f"{key} {median(method, WORKERS, key + '_ms'):.1f}" for key in ("encode", "wait", "decode"))
         ms = median(method, WORKERS, "ms")
-        alone = median(method, 1, "ms")
+        alone = median(method, 1, "cpu_ms")
         apart = alone + median(method, WORKERS, "wait_ms")
         print(f"  {method}: {ms:.1f} ms ({split}), {median(method, WORKERS, 'sent'):.0f} bytes, {dense / ms:.2f}x")
         print(

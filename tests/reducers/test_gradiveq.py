@@ -256,11 +256,15 @@ def test_noise_of_the_workers_themselves_is_no_drift():
     assert memories(traces[0].state)["body.weight"]["local_loss"]["first"] > 0.3
 
 
-@pytest.mark.parametrize("learning", [Dense(), AllReduce(BF16()), AllGather(Identity())], ids=repr)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"worst": None}, {"learning": AllReduce(BF16())}, {"learning": AllGather(Identity())}],
+    ids=repr,
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("when", [0, 3, 6, 7, 8, 10, 11])  # 6: the last sample, after which the bases are fitted
-def test_a_step_with_a_nan_leaves_no_trace_in_any_phase(when, bad, learning):
-    reducer = GradiVeQ(**SHORT, learning=learning)
+def test_a_step_with_a_nan_leaves_no_trace_in_any_phase(when, bad, options):
+    reducer = GradiVeQ(**SHORT, **options)
     clean = low_rank(reducer)
 
     def poisoned(rank, step):

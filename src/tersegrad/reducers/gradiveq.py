@@ -7,6 +7,7 @@ NeurIPS 2018.
 import math
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -401,7 +402,7 @@ class _Layer:
     out: Tensor
     loss: dict[str, float] = field(default_factory=dict)  # seen in this step
 
-    @property
+    @cached_property
     def subspace(self) -> Subspace:
         """Of a layer that is compressed."""
         return Subspace(**self.memory["fit"])
