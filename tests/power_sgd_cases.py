@@ -64,7 +64,7 @@ def compare(rank: int, error_feedback: bool, steps: int) -> dict[str, Any]:
     reducer = ErrorFeedback(PowerSGD(rank)) if error_feedback else PowerSGD(rank)
     memory = reducer.init(BUCKET, comm)
     inner = memory["inner"] if error_feedback else memory
-    theirs = torch_state(rank, error_feedback, {name: f["q"].clone() for name, f in inner["factors"].items()})
+    theirs = torch_state(rank, error_feedback, {f["names"][0]: f["q"].clone() for f in inner["factors"].values()})
     worst = 0.0
     for step in range(steps):
         x = gradient(comm.rank, step)

@@ -1,9 +1,11 @@
 """States are cut by tensor name and joined in any other order."""
 
+import pytest
 import torch
 
-from tersegrad import state
+from tersegrad import local, state
 from tersegrad.core import Bucket
+from tersegrad.spec import parse
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (1, 5), "d": ()}
 
@@ -88,3 +90,21 @@ def test_copy_has_no_scratch_and_shares_nothing():
     c["residual"].zero_()
     assert "_scratch" not in c
     assert s["residual"].sum() == 45
+
+
+@pytest.mark.parametrize("spec", ["AllGather(PerTensor(SIDCo(0.1)))", "PowerSGD(rank=1)"])
+def test_a_parameter_whose_name_begins_with_an_underscore_is_saved_like_any_other(spec):
+    bucket = Bucket(("_stem.weight", "b"), ((40, 30), (7,)))
+    reducer = parse(spec)
+
+    def work(comm):
+        memory = reducer.init(bucket, comm)
+        before = state.copy(memory)
+        x = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(0))
+        reducer.reduce(bucket, x, torch.empty_like(x), memory, comm)
+        state.settle(memory, keep=True)
+        return before, state.copy(memory), state.cut(memory, bucket)["_stem.weight"]
+
+    before, after, piece = local.run(1, work)[0]
+    assert repr(before) != repr(after), "the step left no trace in what is saved"
+    assert "tensor _stem.weight" in repr(piece)

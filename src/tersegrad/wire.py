@@ -90,8 +90,8 @@ def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State
     under_way = [
         comm.start_shift(frame, receiving(state, f"from {by}", room, frame.device), by) for by in range(1, comm.size)
     ]
-    blocks = [frame] + [pending.wait() for pending in reversed(under_way)]  # of this rank, the next one, ...
-    ranks = [(comm.rank + place) % comm.size for place in range(comm.size)]
+    blocks = [frame] + [pending.wait() for pending in under_way]  # of this rank, the previous one, ...
+    ranks = [(comm.rank - by) % comm.size for by in range(comm.size)]
     in_order = dict(sorted(zip(ranks, blocks, strict=True)))
     headers = {rank: read_header(block, rank) for rank, block in in_order.items()}
     for rank, header in headers.items():

@@ -71,7 +71,7 @@ def test_agrees_with_the_package_of_its_authors():
     package = theirs.BasicPowerSGD([matrix], theirs.BasicConfig(rank=2, num_iters_per_step=1))
     package.aggregate([matrix.clone()])
     ours = Run(2, (40, 30))
-    ours.state["factors"]["w"]["q"] = package._qs[0][0].clone()
+    ours.state["factors"]["tensor w"]["q"] = package._qs[0][0].clone()
     for _ in range(3):
         package.aggregate([matrix.clone()])
         mean = package.aggregate([matrix.clone()])[0]
@@ -204,7 +204,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
 def test_a_bad_value_is_seen_where_q_is_zero():
     """0 * NaN is NaN in arithmetic, but a product may leave out zeros."""
     run = Run(1, (40, 30))
-    run.state["factors"]["w"]["q"].zero_()
+    run.state["factors"]["tensor w"]["q"].zero_()
     matrix = random(1, 40, 30)
     matrix[3, 4] = float("nan")
     assert run(matrix).isnan().all()
@@ -216,9 +216,9 @@ def test_a_bad_value_is_seen_where_q_is_zero():
 def test_q_is_the_same_on_all_workers_and_in_every_bucket():
     alone = local.run(3, lambda comm: PowerSGD(2).init(Bucket(("v",), ((20, 50),), seed=4), comm))
     together = local.run(3, lambda comm: PowerSGD(2).init(BUCKET, comm))
-    first = alone[0]["factors"]["v"]["q"]
-    assert all(torch.equal(s["factors"]["v"]["q"], first) for s in (*alone, *together))
-    other = PowerSGD(2).init(Bucket(("v",), ((20, 50),), seed=5), one_worker())["factors"]["v"]["q"]
+    first = alone[0]["factors"]["tensor v"]["q"]
+    assert all(torch.equal(s["factors"]["tensor v"]["q"], first) for s in (*alone, *together))
+    other = PowerSGD(2).init(Bucket(("v",), ((20, 50),), seed=5), one_worker())["factors"]["tensor v"]["q"]
     assert not torch.equal(other, first)
 
 
@@ -230,7 +230,7 @@ def test_q_goes_with_its_tensor_when_buckets_change():
         new = reducer.init(bucket, one_worker())
         state.paste(state.cut(old, BUCKET), new, bucket)
         for name in set(names) - {"b"}:
-            kept, was = new["inner"]["factors"][name]["q"], old["inner"]["factors"][name]["q"]
+            kept, was = new["inner"]["factors"][f"tensor {name}"]["q"], old["inner"]["factors"][f"tensor {name}"]["q"]
             assert torch.equal(kept, was)
             assert torch.allclose(kept.t() @ kept, torch.eye(2), atol=1e-6)
 

@@ -38,7 +38,7 @@ class PerTensor(Compressor):
         for i, name in enumerate(bucket.names):
             part = bucket.subset([i])
             inner = self.inner.init(part, mix_seed(seed, part.id))
-            parts[name] = {"names": [name], "numel": part.numel, "inner": inner}
+            parts[f"tensor {name}"] = {"names": [name], "numel": part.numel, "inner": inner}
         return {"parts": parts}
 
     def encode(self, x: Tensor, state: State) -> Payload:

@@ -45,14 +45,14 @@ class PowerSGD(Reducer):
             part = bucket.subset([matrix.member])
             generator = torch.Generator().manual_seed(mix_seed(bucket.seed, part.id))
             start = torch.randn(matrix.columns, matrix.rank, generator=generator)
-            factors[part.names[0]] = {"names": list(part.names), "q": _orthonormal(start[None])[0]}
+            factors[f"tensor {part.names[0]}"] = {"names": list(part.names), "q": _orthonormal(start[None])[0]}
         return {"factors": factors}
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """Two rounds: the P's and all that goes dense; then the Q's."""
         plan: _Plan = state.get("_plan") or _Plan(bucket, self.rank)
         state["_plan"] = plan
-        factors = [state["factors"][bucket.names[matrix.member]] for matrix in plan.matrices]
+        factors = [state["factors"][f"tensor {bucket.names[matrix.member]}"] for matrix in plan.matrices]
         first = scratch(state, "first", plan.ps.stop, torch.float32, x.device)
         self._make_first(x, first, factors, plan)
         comm.all_reduce(first.div_(comm.size))
