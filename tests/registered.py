@@ -12,6 +12,7 @@ def _examples(kind: type) -> list[Spec]:
 
 COMPRESSORS = _examples(Compressor)
 ONE_OF_EACH = list({type(c): c for c in reversed(COMPRESSORS)}.values())  # the first example of every class
+EXCHANGES: list[Reducer] = [exchange(c) for c in ONE_OF_EACH for exchange in (Ring, TwoShot)]
 REDUCERS = list(
     {
         repr(r): r
@@ -19,8 +20,10 @@ REDUCERS = list(
             *_examples(Reducer),
             *(AllGather(c) for c in COMPRESSORS),
             *(AllReduce(c) for c in COMPRESSORS if c.summable is not None),
-            *(exchange(c) for c in ONE_OF_EACH for exchange in (Ring, TwoShot)),
+            *EXCHANGES,
             *(parse(p.spec) for p in PRESETS.values()),
         ]
     }.values()
 )
+# In real processes a method takes a second, so these exchanges run there with few compressors only.
+IN_PROCESSES = [r for r in REDUCERS if r not in EXCHANGES or r in _examples(Reducer)]

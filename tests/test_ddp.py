@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import ddp_cases
-from registered import REDUCERS
+from registered import IN_PROCESSES
 from tersegrad import attach
 
 SPARSE = "ErrorFeedback(AllGather(TopK(ratio=0.05)))"
@@ -24,7 +24,7 @@ def all_equal(values):
     return all(v == values[0] for v in values)
 
 
-@pytest.mark.parametrize("spec", [repr(r) for r in REDUCERS])
+@pytest.mark.parametrize("spec", [repr(r) for r in IN_PROCESSES])
 def test_every_method_keeps_replicas_identical(gloo4, spec):
     results = gloo4.run(ddp_cases.train, spec, {})
     assert all_equal([r["digest"] for r in results])
