@@ -1,19 +1,23 @@
 """Ways to exchange the same payloads, over an emulated link: bytes that leave a worker, and time of one step.
 
-    python benchmarks/exchanges.py [--bandwidth 100Mbit] [--latency 0s] [--workers 2 4 8] [--json FILE]
+    torchrun --standalone --nproc-per-node 4 benchmarks/exchanges.py [--bandwidth 100Mbit] [--latency 0s] [--json FILE]
+    python benchmarks/exchanges.py --workers 2 4 8
 
-The workers are threads of one process and share its cores, so their computing adds up where it would not on machines of
-their own; "waiting" is the part of a step that a worker spent in collectives. All take turns in every round.
+Started by torchrun the workers are processes, else threads. They share this machine's cores, so their computing adds up
+where it would not on machines of their own; "waiting" is the part of a step that a worker spent in collectives. All
+take turns in every round.
 """
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tersegrad import Metered, Throttled, local
+import workers
+from tersegrad import Metered, Throttled
 from tersegrad import state as states
 from tersegrad.core import Bucket, Comm
 from tersegrad.spec import parse_reducer
@@ -26,11 +30,12 @@ SPECS = (
     "Ring(BF16())",
     "TwoShot(BF16())",
     "AllGather(QSGD(bits=4))",
-    "Ring(QSGD(bits=4))",
+    "Ring(QSGD(bits=4), pieces=1)",
+    "Ring(QSGD(bits=4), pieces=2)",
     "TwoShot(QSGD(bits=4))",
     "AllGather(TopK(0.01))",
     "Ring(TopK(0.01), pieces=1)",
-    "Ring(TopK(0.01))",
+    "Ring(TopK(0.01), pieces=2)",
     "TwoShot(TopK(0.01))",
     "PowerSGD(rank=2)",
 )
@@ -72,7 +77,7 @@ def run(size: int, numel: int, link: Throttled, rounds: int) -> dict[str, Contes
                 contestant.step(gradient)
         return contestants
 
-    return local.run(size, work)[0]
+    return workers.run(size, work)
 
 
 def main() -> None:
@@ -80,7 +85,7 @@ def main() -> None:
     parser.add_argument("--bandwidth", default="100Mbit")
     parser.add_argument("--latency", default="0s")
     parser.add_argument("--numel", type=int, default=1_000_000)
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--workers", type=int, nargs="+", default=[int(os.environ.get("WORLD_SIZE", 4))])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -102,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    workers.main(main)

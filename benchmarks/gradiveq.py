@@ -1,12 +1,13 @@
 """GradiVeQ: what coding costs beside the bare matrix product, what a fit costs, and what a slow link saves.
 
     python benchmarks/gradiveq.py [--json FILE]
+    torchrun --standalone --nproc-per-node 4 benchmarks/gradiveq.py --link [--json FILE]
 
 Coding: 25 million floats in slices of 512, 64 coefficients each, one thread; then eleven layers of 512 x 512 x 3 x 3,
 where the slices have to be cut out of the gradient and put back. Fit: one layer of 256 x 256 x 3 x 3, 100 samples.
-Aggregation: four workers (threads) over an emulated link of 100 Mbit/s, random bases with K/d = 8 put in place, against
-a plain all-reduce, in turns; the time of one step on rank 0, and where it went. The workers share this machine's cores,
-so the CPU time of one worker alone, as on a machine of its own, is measured too.
+Aggregation (``--link``): four processes over an emulated link of 100 Mbit/s, random bases with K/d = 8 put in place,
+against a plain all-reduce, in turns; the time of one step on rank 0, and where it went. Four workers share this
+machine's cores, so the CPU time of one worker alone, as on a machine of its own, is measured too.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import workers
 from tersegrad import local
 from tersegrad import state as states
 from tersegrad.codecs.subspace import Subspace
@@ -32,15 +34,17 @@ from tersegrad.timing import environment, interleave, write_rows
 LINK = "100Mbit"
 WORKERS = 4
 RATIO = 8  # K / d
-SHORT = GradiVeQ(slice_size=1024, order="channel")
+CHANNEL = GradiVeQ()
 METHODS: dict[str, Reducer] = {
     repr(reducer): reducer
     for reducer in (
         Dense(),
-        GradiVeQ(),
-        GradiVeQ(slice_size=1024),
-        SHORT,
-        replace(SHORT, coefficients=TwoShot(QSGD(bits=8))),
+        GradiVeQ(slice_size=4096, order="position"),
+        GradiVeQ(order="position"),
+        GradiVeQ(slice_size=512, order="position"),
+        CHANNEL,
+        replace(CHANNEL, slice_size=512),
+        replace(CHANNEL, coefficients=TwoShot(QSGD(bits=8))),
     )
 }
 
@@ -69,10 +73,10 @@ def coding_flat(numel: int) -> dict[str, Any]:
     }
 
 
-def coding_layers(numel: int) -> dict[str, Any]:
+def coding_layers(numel: int, order: str) -> dict[str, Any]:
     """Layers as DDP has them."""
     shape = (512, 512, 3, 3)
-    cut = GradiVeQ(slice_size=512).slicing(shape)
+    cut = GradiVeQ(slice_size=512, order=order).slicing(shape)
     layers = torch.randn(round(numel / (512 * 512 * 9)), 512 * 512 * 9)
     space = Subspace.around(torch.randn(cut.count, cut.length), orthonormal(512, 64))
     room, c = torch.empty(layers.shape[1]), torch.empty(len(layers), space.size)
@@ -174,7 +178,7 @@ def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
                     rows.append({**what, "ms": ms, "cpu_ms": cpu_ms, **split})
         return rows
 
-    return local.run(WORKERS, work)[0] + local.run(1, work)[0]
+    return workers.run(WORKERS, work) + workers.run(1, work)
 
 
 def _prepared(reducer: Reducer, bucket: Bucket) -> State:
@@ -211,29 +215,42 @@ def show_aggregation(title: str, rows: list[dict[str, Any]]) -> None:
         print(f"    alone it works {alone:.1f} ms (CPU); with the wait above {apart:.1f} ms, {dense / apart:.2f}x")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--numel", type=int, default=25_000_000)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    numel = args.numel // 512 * 512
-    rows = show_coding(f"{numel} floats in slices", coding_flat(numel), args.rounds)
-    rows += show_coding("11 layers of 512x512x3x3", coding_layers(args.numel), args.rounds)
+def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
+    whole = numel // 512 * 512
+    rows = show_coding(f"{whole} floats in slices", coding_flat(whole), rounds)
+    for order in ("position", "channel"):
+        title = f"11 layers of 512x512x3x3 by {order}"
+        rows += show_coding(title, coding_layers(numel, order), rounds)
     print("\nfit of 256x256x3x3, 100 samples")
     for order in ("position", "channel"):
         for rank in (20, None):
             report = fit_seconds(order, rank)
             print(f"  {json.dumps(report)}")
             rows.append({"what": "fit", **report})
-    for title, bucket, rounds in (("ResNet-32", resnet32(), args.rounds), ("VGG-16", vgg(), min(args.rounds, 3))):
-        measured = aggregation(bucket, rounds)
+    return rows
+
+
+def link(rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for title, bucket, times in (("ResNet-32", resnet32(), rounds), ("VGG-16", vgg(), min(rounds, 5))):
+        measured = aggregation(bucket, times)
         show_aggregation(f"{title}, {bucket.numel} parameters", measured)
         rows += [{"what": f"aggregation {title}", "numel": bucket.numel, **row} for row in measured]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--link", action="store_true", help="aggregation over a slow link, not coding and fits")
+    parser.add_argument("--numel", type=int, default=25_000_000)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = link(args.rounds) if args.link else coding(args.numel, args.rounds)
     if args.json:
         write_rows(args.json, [{**row, **environment()} for row in rows])
 
 
 if __name__ == "__main__":
-    main()
+    workers.main(main)

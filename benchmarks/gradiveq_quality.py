@@ -1,6 +1,6 @@
 """GradiVeQ on real gradients: what it sends and what it loses, over ways of cutting slices and shares of energy.
 
-    python benchmarks/gradients.py cifar-resnet20 --data DIR --steps $(seq 100 219) --out FILE.npz
+    python benchmarks/gradients.py cifar-resnet20 --data DIR --steps $(seq 100 259) --out FILE.npz
     python benchmarks/gradiveq_quality.py FILE.npz
 
 Takes consecutive gradients of one worker. Each method learns from the first 100 (it holds the last 20 of them out for
@@ -22,9 +22,9 @@ from tersegrad.reducers import GradiVeQ
 from tersegrad.timing import environment, write_rows
 
 METHODS = [
-    GradiVeQ(samples=1, worst=None),  # the paper's rule: the basis of the first slice, not judged
-    *(GradiVeQ(slice_size=size, loss=loss) for size in (4096, 1024) for loss in (0.01, 0.1)),
-    *(GradiVeQ(slice_size=1024, order="channel", loss=loss) for loss in (0.01, 0.03, 0.1, 0.3)),
+    GradiVeQ(slice_size=4096, order="position", loss=0.01, samples=1, worst=None),  # the paper: first slice, not judged
+    *(GradiVeQ(slice_size=size, order="position", loss=loss) for size in (4096, 1024, 512) for loss in (0.01, 0.1)),
+    *(GradiVeQ(slice_size=size, loss=loss) for size in (1024, 512) for loss in (0.01, 0.03, 0.1, 0.3)),
 ]
 
 

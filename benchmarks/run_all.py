@@ -9,9 +9,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 COMMANDS = {
-    "dense_overhead": [*TORCHRUN, str(HERE / "dense_overhead.py")],
+    "dense_overhead": [*TORCHRUN, "2", str(HERE / "dense_overhead.py")],
     "topk": [sys.executable, str(HERE / "topk.py")],
     "sidco": [sys.executable, str(HERE / "sidco.py")],
     "index_codec": [sys.executable, str(HERE / "index_codec.py")],
@@ -20,9 +20,10 @@ COMMANDS = {
     "range_float": [sys.executable, str(HERE / "range_float.py")],
     "fft": [sys.executable, str(HERE / "fft.py")],
     "gradiveq": [sys.executable, str(HERE / "gradiveq.py")],
+    "gradiveq_link": [*TORCHRUN, "4", str(HERE / "gradiveq.py"), "--link"],
     "lab_overhead": [sys.executable, str(HERE / "lab_overhead.py")],
     "thresholds": [sys.executable, str(HERE / "thresholds.py")],
-    "exchanges": [sys.executable, str(HERE / "exchanges.py")],
+    "exchanges": [*TORCHRUN, "4", str(HERE / "exchanges.py")],
 }
 
 

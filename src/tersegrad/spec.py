@@ -38,7 +38,7 @@ PRESETS = {
     "qsgd": Preset("AllGather(QSGD(bits=4))", "stochastic rounding to 4 bits an element"),
     "powersgd": Preset("ErrorFeedback(PowerSGD(rank=2))", "every matrix as a product of two thin ones"),
     "gradiveq": Preset(
-        "GradiVeQ(learning=TwoShot(QSGD(bits=4)))",
+        "GradiVeQ(slice_size=4096, loss=0.01, order='position', learning=TwoShot(QSGD(bits=4)))",
         "slices of convolutions in a learnt basis, summed in it",
     ),
     "strom": Preset("ErrorFeedback(AllGather(Strom(tau=0.01)))", "signs of what exceeds a fixed threshold"),

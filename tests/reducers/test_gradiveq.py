@@ -365,7 +365,9 @@ WAYS = {
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_law_holds_however_parts_travel(way, size):
     """Over several cycles, with layers in different phases: d changes, and with it the number of coefficients."""
-    reducer = GradiVeQ(warmup=0, learn=4, compress=5, loss=0.1, worst=None, tiny=0, **WAYS[way])
+    reducer = GradiVeQ(
+        slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
+    )
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
     phases, traces = phases_of(reducer, size, gradient, 20)
     assert len({tuple(p.values()) for p in phases[0]}) > 2, "layers are in different phases"
@@ -378,7 +380,9 @@ def test_the_law_holds_however_parts_travel(way, size):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_checkpoint_while_layers_are_in_different_phases(way):
-    reducer = GradiVeQ(warmup=0, learn=4, compress=5, loss=0.1, worst=None, tiny=0, **WAYS[way])
+    reducer = GradiVeQ(
+        slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
+    )
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
     whole = laws.run(reducer, 2, gradient, BUCKET, 12)[0].means
     half = laws.run(reducer, 2, gradient, BUCKET, 9)
@@ -454,7 +458,7 @@ def test_the_first_slice_alone_is_the_papers_rule():
     assert spread[0] == 0
     assert spread.unique().numel() == spread.numel() == 1024 // 80
     assert spread[-1] > 0.8 * 144
-    shorter = GradiVeQ(order="channel").slicing((256, 256, 3, 3))
+    shorter = GradiVeQ(slice_size=4096).slicing((256, 256, 3, 3))
     assert shorter.length == 2304
     assert GradiVeQ()._sampled(shorter).numel() == 1024 // 80, "a larger eigenvalue problem would take seconds"
 
@@ -525,7 +529,10 @@ def test_a_compressor_is_not_a_reducer():
 
 
 def test_the_papers_configuration_can_be_written():
-    text = "GradiVeQ(slice_size=768, samples=1, worst=None, drift=None, learning=AllGather(QSGD(bits=4)))"
+    text = (
+        "GradiVeQ(slice_size=768, loss=0.01, order='position', samples=1, worst=None, drift=None, "
+        "learning=AllGather(QSGD(bits=4)))"
+    )
     reducer = spec.parse(text)
     assert (reducer.loss, reducer.learn, reducer.compress, reducer.warmup) == (0.01, 100, 400, 2500)
     assert reducer.fitted == 100

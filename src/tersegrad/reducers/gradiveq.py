@@ -50,13 +50,13 @@ class GradiVeQ(Reducer):
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
     )
 
-    slice_size: int = 4096  # K at most: longer slices => more in common, fewer bytes, more work and memory (K d)
-    loss: float = 0.01  # lambda, of the samples' energy that the basis may miss: more => fewer coefficients
+    slice_size: int = 1024  # K at most: longer slices => more in common, fewer bytes, more work and memory (K d)
+    loss: float = 0.1  # lambda, of the samples' energy that the basis may miss: more => fewer coefficients
     learn: int = 100  # L_t, steps whose means are samples: more => a surer basis, more steps uncompressed
     compress: int = 400  # L_c, steps between two learnings: more => fewer bytes, a staler basis
     warmup: int = 2500  # plain steps before the first learning
     basis: str = "layer"  # one for each "layer", or for each "slice": d times the layer's memory, and few samples
-    order: str = "position"  # a slice is whole kernel "position"s, as in the paper, or whole input "channel"s
+    order: str = "channel"  # a slice is whole input "channel"s, or whole kernel "position"s, as in the paper
     learning: Reducer = field(default_factory=Dense)  # how layers travel while they learn; quantised => fewer bytes
     coefficients: Reducer = field(default_factory=Dense)  # how coefficients travel
     worst: float | None = 0.5  # of held-out gradients' energy: a basis that misses more is refused; None: not judged
