@@ -1,8 +1,9 @@
-"""The command line: ``tersegrad list | inspect | bench | train | report | map | demo``."""
+"""The command line: ``tersegrad list | inspect | check | bench | train | report | map | demo``."""
 
 import argparse
 import inspect
 import sys
+import traceback
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 import tersegrad
 from tersegrad.core import HEADER_NBYTES, Compressor, Spec
 from tersegrad.inspection import compressor_of, roundtrip
-from tersegrad.spec import PRESETS, registry
+from tersegrad.spec import PRESETS, load_module, registry
 from tersegrad.units import show_bytes
 
 _GROUPS = {
@@ -28,6 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
+        for module in args.modules:
+            load_module(module)
         code: int = args.run(args)
     except ModuleNotFoundError as error:
         print(f"tersegrad {args.command} needs {error.name}: pip install 'tersegrad[lab]'", file=sys.stderr)
@@ -48,6 +51,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog='A SPEC is a preset ("topk") or an expression ("ErrorFeedback(AllGather(TopK(ratio=0.01)))").',
     )
     parser.add_argument("--version", action="version", version=f"tersegrad {tersegrad.__version__}")
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="a module or a .py file with methods of your own, for all commands; may be repeated",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     listing = commands.add_parser("list", help="every method with its meaning and parameters")
@@ -57,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("spec", metavar="SPEC", nargs="+", help="presets or expressions, one line each in the answer")
     _add_vector_options(look, "1M")
     look.set_defaults(run=_inspect)
+
+    check = commands.add_parser("check", help="whether a method keeps every law, in one call (tersegrad.testing)")
+    check.add_argument("spec", metavar="SPEC", nargs="+", help="compressors or reducers, yours or ours")
+    check.set_defaults(run=_check)
 
     bench = commands.add_parser(
         "bench", help="time of encode and accumulate, bytes and error, beside torch.topk and a copy"
@@ -148,8 +163,11 @@ def _count(text: str) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     print("Presets: one word for a whole spec")
-    for name, preset in PRESETS.items():
-        print(f"  {name:<10} {preset.meaning}\n{'':<13}{preset.spec}")
+    for preset_group in dict.fromkeys(preset.group for preset in PRESETS.values()):
+        print(f"\n {preset_group}")
+        for name, preset in PRESETS.items():
+            if preset.group == preset_group:
+                print(f"  {name:<10} {preset.meaning}\n{'':<13}{preset.spec}")
     classes = list(registry().values())
     for group, title in _GROUPS.items():
         print(f"\n{title}")
@@ -186,6 +204,27 @@ def _field_comments(cls: type[Spec]) -> dict[str, str]:
         if colon and comment and name.isidentifier():
             comments.setdefault(name, comment.strip())
     return comments
+
+
+# ---- check ----------------------------------------------------------------------------------------
+
+
+def _check(args: argparse.Namespace) -> int:
+    from tersegrad import testing
+
+    failed = 0
+    for text in args.spec:
+        try:
+            testing.check(text)
+        except AssertionError as error:
+            failed += 1
+            print(f"{text}: breaks a law: {error}")
+        except Exception:  # a mistake in somebody's method: where it is, is what they want to know
+            failed += 1
+            print(f"{text}: raised\n{traceback.format_exc()}")
+        else:
+            print(f"{text}: keeps every law")
+    return 1 if failed else 0
 
 
 # ---- inspect -------------------------------------------------------------------------------------

@@ -229,9 +229,11 @@ class Compressor(Spec, ABC):
     """A codec for one flat float32 vector; see the module's docstring for the contract."""
 
     summable: ClassVar[torch.dtype | None] = (
-        None  # set if bodies are vectors of this dtype and adding them adds the vectors
+        None  # set if bodies are vectors of this dtype (see ``summed``) and adding them adds the vectors
     )
     conserves: bool = True  # False if a payload may stand for something that neither goes out nor stays behind
+    unbiased: bool = False  # True if the mean over its draws is the vector itself
+    contracts: bool = True  # |x - decoded| <= |x|, always: what error feedback needs; False if it may be longer
 
     def init(self, bucket: Bucket, seed: int) -> State:
         """A fresh state for this bucket."""
@@ -271,6 +273,14 @@ class Compressor(Spec, ABC):
     def remove(self, payload: Payload, x: Tensor, state: State) -> None:
         """``x -= decoded(payload)``: leaves in ``x`` what the payload does not carry."""
         self.accumulate(payload, x, -1.0)
+
+    def summed(self, payload: Payload) -> Tensor:
+        """The end of a summable body that is added when payloads are, as a view; by default all of it.
+
+        What stands before it must be the same on all workers that were given the same seed.
+        """
+        assert self.summable is not None
+        return payload.body.view(self.summable)
 
     def sections(self, payload: Payload) -> dict[str, int]:
         """Where the body's bytes go, for people: section -> bytes."""

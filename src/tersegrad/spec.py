@@ -1,11 +1,15 @@
 """Specs: text <-> object. The text is the constructor expression; only constructors and literals are evaluated."""
 
 import ast
+import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from tersegrad.core import Compressor, Reducer, Spec
@@ -17,31 +21,45 @@ ENTRY_POINT_GROUP = "tersegrad"  # third parties name modules here; importing on
 class Preset:
     """A one-word name for a spec."""
 
+    group: str
     spec: str
     meaning: str
 
 
+PLAIN, PAPERS, SPARSE, QUANTISED, LOW_RANK = (
+    "Plain",
+    "The four papers, as published",
+    "Sparse",
+    "Quantised",
+    "Low rank",
+)
+
 PRESETS = {
-    "none": Preset("Dense()", "plain float32 all-reduce, as DDP does it"),
-    "bf16": Preset("AllReduce(BF16())", "half the bytes, summed in bfloat16; the strongest plain baseline"),
-    "fp16": Preset("AllReduce(FP16())", "half the bytes, summed in float16"),
-    "topk": Preset("ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"),
+    "none": Preset(PLAIN, "Dense()", "plain float32 all-reduce, as DDP does it"),
+    "bf16": Preset(PLAIN, "AllReduce(BF16())", "half the bytes, summed in bfloat16; the strongest plain baseline"),
+    "fp16": Preset(PLAIN, "AllReduce(FP16())", "half the bytes, summed in float16"),
     "sidco": Preset(
+        PAPERS,
         "ErrorFeedback(AllGather(SIDCo(ratio=0.01)))",
         "about 1 % above a fitted threshold (SIDCo-E), with error feedback",
     ),
-    "vgc": Preset("ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
+    "vgc": Preset(PAPERS, "ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
     "fft": Preset(
+        PAPERS,
         "AllGather(PerTensor(FFT(theta=0.85)))",
         "the largest 15 % of each tensor's frequencies, in 10 bits",
     ),
-    "qsgd": Preset("AllGather(QSGD(bits=4))", "stochastic rounding to 4 bits an element"),
-    "powersgd": Preset("ErrorFeedback(PowerSGD(rank=2))", "every matrix as a product of two thin ones"),
     "gradiveq": Preset(
+        PAPERS,
         "GradiVeQ(slice_size=4096, loss=0.01, order='position', learning=TwoShot(QSGD(bits=4)))",
         "slices of convolutions in a learnt basis, summed in it",
     ),
-    "strom": Preset("ErrorFeedback(AllGather(Strom(tau=0.01)))", "signs of what exceeds a fixed threshold"),
+    "topk": Preset(
+        SPARSE, "ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"
+    ),
+    "strom": Preset(SPARSE, "ErrorFeedback(AllGather(Strom(tau=0.01)))", "signs of what exceeds a fixed threshold"),
+    "qsgd": Preset(QUANTISED, "AllGather(QSGD(bits=4))", "stochastic rounding to 4 bits an element"),
+    "powersgd": Preset(LOW_RANK, "ErrorFeedback(PowerSGD(rank=2))", "every matrix as a product of two thin ones"),
 }
 
 
@@ -66,6 +84,39 @@ def registry() -> dict[str, type[Spec]]:
 def _load_third_parties() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         entry.load()
+
+
+_loaded: dict[str, None] = {}
+
+
+def load_module(name: str) -> None:
+    """Imports a module, or runs a file, whose classes shall be known to specs. Twice is once."""
+    if name in _loaded:
+        return
+    if name.endswith(".py"):
+        path = Path(name).resolve()
+        if not path.is_file():
+            raise ValueError(f"there is no file {name} to import methods from.")
+        found = importlib.util.spec_from_file_location(path.stem, path)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[path.stem] = module  # dataclasses look their module up
+        found.loader.exec_module(module)
+        name = str(path)
+    else:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"--import {name}: {error}. Name an installed module, or a file that ends in .py."
+            ) from None
+    _loaded[name] = None
+
+
+def loaded_modules() -> tuple[str, ...]:
+    """What ``load_module`` has loaded here, for processes that shall know the same classes."""
+    return tuple(_loaded)
 
 
 def _concrete_subclasses(base: type[Spec]) -> list[type[Spec]]:

@@ -333,7 +333,7 @@ def test_bytes_that_were_tampered_with_are_refused_or_decode_to_something(numel)
     for _ in range(300):
         big = torch.zeros(10_000 + 2 * guard)
         acc = big[guard:-guard]
-        mutated = torch.from_numpy(laws._mutate(body.numpy().copy(), rng))
+        mutated = torch.from_numpy(laws.mutate(body.numpy().copy(), rng))
         try:
             compressor.accumulate(Payload(mutated, numel), acc)
         except ValueError as problem:

@@ -297,7 +297,7 @@ def test_a_checkpoint_in_any_phase_goes_on_as_if_nothing_had_happened(when, lear
     means = laws.run(reducer, 2, gradient, BUCKET, 13)[0].means
     half = laws.run(reducer, 2, gradient, BUCKET, when)
     phases, resumed = phases_of(
-        reducer, 2, gradient, 13 - when, first=when, states=saved_and_loaded([t.state for t in half])
+        reducer, 2, gradient, 13 - when, first=when, states_before=saved_and_loaded([t.state for t in half])
     )
     assert phases[0] == phases[1] == whole[0][when:]
     for mean, again in zip(means[when:], resumed[0].means, strict=True):
@@ -388,7 +388,7 @@ def test_a_checkpoint_while_layers_are_in_different_phases(way):
     half = laws.run(reducer, 2, gradient, BUCKET, 9)
     names = half[0].state.get("learning", {"names": ["body.weight"]})["names"]
     assert names == ["body.weight"], "only one of three learns"
-    resumed = laws.run(reducer, 2, gradient, BUCKET, 3, first=9, states=saved_and_loaded([t.state for t in half]))
+    resumed = laws.run(reducer, 2, gradient, BUCKET, 3, first=9, states_before=saved_and_loaded([t.state for t in half]))
     for mean, again in zip(whole[9:], resumed[0].means, strict=True):
         laws.assert_close(again, mean, 1e-5, "mean")
 

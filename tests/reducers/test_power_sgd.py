@@ -198,7 +198,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
     for h, w in zip(hurt, well, strict=True):
         assert not h.means[1].isfinite().any()
         assert all(torch.equal(a, b) for a, b in zip([h.means[0], *h.means[2:]], w.means, strict=True))
-        assert laws._same(state.copy(h.state), state.copy(w.state))
+        assert laws.same(state.copy(h.state), state.copy(w.state))
 
 
 def test_a_bad_value_is_seen_where_q_is_zero():

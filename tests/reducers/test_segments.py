@@ -90,7 +90,7 @@ def test_other_buckets_begin_with_a_fresh_compressor_and_all_that_was_remembered
                 reducer.reduce(mine, x, x, held, comm)
                 state.settle(held, keep=True)
                 means.append(x)
-            assert laws._same(state.copy(memory), state.copy(untouched))
+            assert laws.same(state.copy(memory), state.copy(untouched))
             return means
 
         for pasted, fresh in local.run(3, work):
@@ -108,7 +108,7 @@ def test_a_step_that_is_not_kept_leaves_the_old_state():
     x = torch.full((bucket.numel,), float("nan"))
     reducer.reduce(bucket, x, x, memory, comm)
     state.settle(memory, keep=False)
-    assert laws._same(state.copy(memory), before)
+    assert laws.same(state.copy(memory), before)
 
 
 # ---- one segment -------------------------------------------------------------------------------------

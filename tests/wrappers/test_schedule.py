@@ -8,6 +8,7 @@ import torch
 import laws
 from tersegrad import parse, state
 from tersegrad.core import Bucket
+from tersegrad.testing import runs
 
 BUCKET = Bucket.flat(1000)
 
@@ -18,7 +19,7 @@ def sent(spec: str, steps: int, states=None, first=0) -> tuple[list[int], dict]:
     def gradient(rank: int, step: int) -> torch.Tensor:
         return torch.randn(1000, generator=torch.Generator().manual_seed(step))
 
-    traces = laws.run(parse(spec), 1, gradient, BUCKET, steps, first=first, states=states)
+    traces = laws.run(parse(spec), 1, gradient, BUCKET, steps, first=first, states_before=states)
     return [int(mean.count_nonzero()) for mean in traces[0].means], traces[0].state
 
 
@@ -29,7 +30,7 @@ def test_by_steps():
 
 def test_with_the_drop_of_the_learning_rate(monkeypatch):
     rates = [0.01, 0.1, 0.1, 0.06, 0.05, 0.01, 0.04]  # it warms up first: the highest so far counts
-    monkeypatch.setattr(laws, "learning_rate", lambda step: rates[step])
+    monkeypatch.setattr(runs, "learning_rate", lambda step: rates[step])
     counts, _ = sent("Schedule(AllGather(TopK(0.1)), 'ratio', drops={1.0: 0.1, 0.5: 1.0})", 7)
     assert counts == [100, 100, 100, 100, 1000, 1000, 1000]
 

@@ -32,6 +32,16 @@ class PerTensor(Compressor):
         """As ``inner``."""
         return self.inner.conserves
 
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """As ``inner``."""
+        return self.inner.unbiased
+
+    @property
+    def contracts(self) -> bool:  # type: ignore[override]
+        """As ``inner``."""
+        return self.inner.contracts
+
     def init(self, bucket: Bucket, seed: int) -> State:
         """One state per tensor."""
         parts: State = {}

@@ -29,6 +29,8 @@ class QSGD(Compressor):
     so that the mean over all draws is x, and the variance of an element at most step^2 / 4.
     """
 
+    unbiased = True
+    contracts = False  # with few bits the noise is longer than the vector
     examples: ClassVar[tuple[str, ...]] = (
         "QSGD()",
         "QSGD(bits=8, bucket=100)",

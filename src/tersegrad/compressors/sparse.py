@@ -28,6 +28,11 @@ class Selective(Compressor):
                 f"{type(self).__name__}: values={self.values!r} would drop values after they were selected."
             )
 
+    @property
+    def contracts(self) -> bool:  # type: ignore[override]
+        """If the value codec does."""
+        return self.values.contracts
+
     def init(self, bucket: Bucket, seed: int) -> State:
         """The value codec's state."""
         return {"values": self.values.init(bucket, seed)}

@@ -24,6 +24,7 @@ from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.lab.network import Network
 from tersegrad.lab.worker import Config
+from tersegrad.spec import loaded_modules
 from tersegrad.units import parse_rate, parse_time
 
 NETWORKS = ("auto", "netns", "throttled", "none")
@@ -108,6 +109,7 @@ class Plan:
             command=self.command,
             timeout=self.timeout,
             evaluate=self.evaluate,
+            modules=loaded_modules(),
         )
 
 

@@ -23,6 +23,7 @@ from tersegrad.ddp import Handle
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.lab.workloads import Workload
+from tersegrad.spec import load_module
 from tersegrad.taps import Throttled
 from tersegrad.timing import environment
 
@@ -50,6 +51,7 @@ class Config:
     timeout: float = 300.0
     evaluate: bool = True  # after each epoch; False where only time is of interest
     interface: str | None = None  # whose bytes the kernel counts, in a namespace
+    modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
 
     @property
@@ -66,6 +68,8 @@ def main() -> None:
     """Trains as the one argument says: a list of Configs in JSON, one run after the other."""
     configs = [Config(**raw) for raw in json.loads(sys.argv[1])]
     torch.set_num_threads(configs[0].threads)
+    for module in configs[0].modules:
+        load_module(module)
     dist.init_process_group("gloo", timeout=timedelta(seconds=configs[0].timeout))
     try:
         for config in configs:

@@ -11,7 +11,7 @@ from tersegrad.core import Bucket, Comm, Compressor, Reducer, State, mix_seed, r
 
 @dataclass(frozen=True, repr=False)
 class AllReduce(Reducer):
-    """All-reduce of payloads that may be added (casts). Traffic does not grow with the number of workers."""
+    """All-reduce of payloads that may be added (casts, RandomK). Traffic does not grow with the number of workers."""
 
     examples: ClassVar[tuple[str, ...]] = ("AllReduce(Identity())", "AllReduce(BF16())", "AllReduce(FP16())")
 
@@ -37,10 +37,8 @@ class AllReduce(Reducer):
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """``out = decode(sum over workers of encode(x) / n)``; divided first, so that the sum stays in range."""
-        dtype = self.compressor.summable
-        assert dtype is not None
         payload = self.compressor.encode(x, state)
-        summed = payload.body.view(dtype).div_(comm.size)
+        summed = self.compressor.summed(payload).div_(comm.size)
         if out is not x:
             self.compressor.accumulate(payload, x, -float(comm.size))
         comm.all_reduce(summed)

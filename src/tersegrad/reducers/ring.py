@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tersegrad.core import Bucket, Comm, Compressor, Payload, Pending, Reducer, State, mix_seed, require
@@ -153,24 +154,33 @@ class _Summed(_Part):
 
     def __init__(self, segment: Segment, comm: Comm):
         super().__init__(segment, comm)
-        dtype = segment.compressor.summable
-        assert dtype is not None
-        self.dtype = dtype
         self.payload = segment.encode()
-        self.payload.body.view(dtype).div_(comm.size)
+        self.mine = segment.compressor.summed(self.payload)
+        self.mine.div_(comm.size)
 
     def plus(self, received: Payload | None) -> Payload:
         """The bodies' sum, in their own dtype."""
         if received is not None and received.finite and self.payload.finite:
-            if received.body.numel() != self.payload.body.numel():
-                raise FrameError(
-                    f"rank {_previous(self.comm)} sent a body of {received.body.numel()} bytes, and this rank's has "
-                    f"{self.payload.body.numel()}: they cannot be added."
-                )
-            self.payload.body.view(self.dtype).add_(received.body.view(self.dtype))
+            self._check(received)
+            self.mine.add_(self.segment.compressor.summed(received))
         elif received is not None:
             self.payload = Payload.nonfinite(self.payload.numel, self.segment.state, self.segment.x.device)
         return self.payload
+
+    def _check(self, received: Payload) -> None:
+        """Refuses a body that this rank's cannot be added to."""
+        theirs, own = received.body, self.payload.body
+        if theirs.numel() != own.numel():
+            raise FrameError(
+                f"rank {_previous(self.comm)} sent a body of {theirs.numel()} bytes, and this rank's has "
+                f"{own.numel()}: they cannot be added."
+            )
+        front = own.numel() - self.mine.numel() * self.mine.itemsize
+        if not torch.equal(theirs[:front], own[:front]):
+            raise FrameError(
+                f"rank {_previous(self.comm)} and this rank drew different random numbers, so that their bodies cannot "
+                "be added. Load states of the same step on all ranks."
+            )
 
     def leave_rest(self, received: Payload | None, payload: Payload) -> None:
         """``x += n (received - sent)``: also what was rounded away when two bodies were added stays here."""
