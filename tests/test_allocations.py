@@ -32,13 +32,12 @@ def largest_allocation(reducer: Reducer) -> int:
     gradient = x.clone()
 
     def work(comm: local.LocalComm) -> int:
-        memory = reducer.init(BUCKET, comm)
-
+        memory, quiet = reducer.init(BUCKET, comm), _Quiet(comm)
         BUCKET.lr, BUCKET.squares = 0.1, torch.full((NUMEL,), 50.0)  # so noisy that VGC sends few
 
         def step() -> None:
             x.copy_(gradient)
-            reducer.reduce(BUCKET, x, x, memory, _Quiet(comm))
+            reducer.reduce(BUCKET, x, x, memory, quiet)
             state.settle(memory, keep=True)
 
         for _ in range(3):

@@ -303,6 +303,7 @@ class Comm(ABC):
 
     rank: int
     size: int
+    _room: Tensor | None = None
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> None:
@@ -323,6 +324,12 @@ class Comm(ABC):
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """``x`` becomes the root's ``x``."""
+
+    def room(self, numel: int) -> Tensor:
+        """Float32 working room that all who reduce over this Comm share, one after another; contents undefined."""
+        if self._room is None or self._room.numel() < numel:
+            self._room = torch.empty(numel)
+        return self._room[:numel]
 
     def shift(self, x: Tensor) -> Tensor:
         """Sends bytes to the next rank of the ring and returns those of the previous one, after their length."""

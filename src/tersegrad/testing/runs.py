@@ -55,28 +55,19 @@ def run(
             states.settle(trace.state, keep=bool(out.isfinite().all()))
             trace.means.append(out.clone())
             trace.rests.append(x.clone())
-            trace.held.append(held(trace.state, mine))
+            trace.held.append(held(reducer, trace.state, mine))
             between(trace.state)
         return trace
 
     return local.run(size, work)
 
 
-def held(state: State, bucket: Bucket) -> Tensor:
-    """The part of past gradients that a reducer still remembers, element by element: all that is a ``residual``."""
-    pieces = states.cut(state, bucket)
-    parts = [_residual(pieces[name], size) for name, size in zip(bucket.names, bucket.sizes, strict=True)]
-    return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def _residual(piece: State, size: int) -> Tensor:
-    total = torch.zeros(size)
-    for key, value in piece.items():
-        if isinstance(value, dict):
-            total = total + _residual(value, size)
-        elif key == "residual":
-            total = total + value.reshape(-1)
-    return total
+def held(reducer: Reducer, state: State, bucket: Bucket) -> Tensor:
+    """The part of past gradients that a reducer still remembers: what a flush would send. The state stays as it is."""
+    remembered = torch.zeros(bucket.numel)
+    reducer.flush(bucket, remembered, state)
+    states.settle(state, keep=False)
+    return remembered
 
 
 def drop_scratch(state: State) -> None:

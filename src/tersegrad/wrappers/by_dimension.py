@@ -1,0 +1,40 @@
+"""ByDimension: different reducers for vectors, matrices and convolutions."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tersegrad.core import Reducer, require
+from tersegrad.reducers.dense import Dense
+from tersegrad.wrappers.split import Split
+
+
+@dataclass(frozen=True, repr=False)
+class ByDimension(Split):
+    """Sends each parameter to the reducer for its number of dimensions: 1 bias or norm, 2 matrix, 4 convolution.
+
+    Policies compose: ByDimension({2: BySize({10_000: PowerSGD(4)}), 4: GradiVeQ()}).
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "ByDimension({2: BySize({1000: ErrorFeedback(AllGather(TopK(0.2)))}), 4: AllGather(QSGD(8))})",
+    )
+
+    dimensions: dict[int, Reducer]  # number of dimensions -> reducer
+    default: Reducer = field(default_factory=Dense)  # for all others
+
+    def __post_init__(self) -> None:
+        require(self, "dimensions", dict, "Write ByDimension({2: ErrorFeedback(PowerSGD(2))}).")
+        require(self, "default", Reducer, "Write e.g. default=Dense().")
+        for number, reducer in self.dimensions.items():
+            if type(number) is not int or number < 0 or not isinstance(reducer, Reducer):
+                raise TypeError(
+                    f"ByDimension: {number!r}: {reducer!r} is not a rule. A rule is a number and a reducer."
+                )
+
+    def parts(self) -> dict[str, Reducer]:
+        """One part for each number of dimensions, and the others."""
+        return {**{f"{number}d": reducer for number, reducer in self.dimensions.items()}, "default": self.default}
+
+    def part_of(self, name: str, shape: tuple[int, ...], numel: int) -> str:
+        """By the length of the shape."""
+        return f"{len(shape)}d" if len(shape) in self.dimensions else "default"

@@ -1,0 +1,35 @@
+"""BySize: different reducers for small and large parameters."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tersegrad.core import Reducer, require
+from tersegrad.reducers.dense import Dense
+from tersegrad.wrappers.split import Split
+
+
+@dataclass(frozen=True, repr=False)
+class BySize(Split):
+    """Sends each parameter to the reducer of the largest number of elements that it reaches; below all, dense.
+
+    BySize({10_000: A, 1_000_000: B}): dense below 10,000 elements, A below a million, B from there on.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("BySize({100: AllGather(TopK(0.2)), 1000: AllReduce(BF16())})",)
+
+    sizes: dict[int, Reducer]  # from how many elements on, which reducer
+
+    def __post_init__(self) -> None:
+        require(self, "sizes", dict, "Write BySize({10000: ErrorFeedback(AllGather(TopK(0.01)))}).")
+        for size, reducer in self.sizes.items():
+            if type(size) is not int or size < 0 or not isinstance(reducer, Reducer):
+                raise TypeError(f"BySize: {size!r}: {reducer!r} is not a rule. A rule is a number and a reducer.")
+
+    def parts(self) -> dict[str, Reducer]:
+        """What is below all sizes, then one part for each."""
+        return {"below": Dense(), **{f"from {size}": self.sizes[size] for size in sorted(self.sizes)}}
+
+    def part_of(self, name: str, shape: tuple[int, ...], numel: int) -> str:
+        """By the number of elements."""
+        reached = [size for size in self.sizes if numel >= size]
+        return f"from {max(reached)}" if reached else "below"

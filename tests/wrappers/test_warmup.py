@@ -1,0 +1,52 @@
+"""Warmup: dense first, then the method; undone steps do not count."""
+
+import pytest
+import torch
+
+import laws
+from tersegrad import parse
+from tersegrad.compressors import TopK
+from tersegrad.reducers import AllGather, Dense
+from tersegrad.wrappers import ErrorFeedback, Warmup
+
+
+def arrived(trace: laws.Trace) -> list[bool]:
+    """In which steps everything arrived."""
+    return [bool((mean != 0).float().mean() > 0.9) for mean in trace.means]
+
+
+def test_dense_first():
+    trace = laws.run(parse("Warmup(ErrorFeedback(AllGather(TopK(0.1))), steps=2)"), 2, laws.GRADIENT, steps=4)[0]
+    assert arrived(trace) == [True, True, False, False]
+    assert not trace.held[1].any(), "nothing is late after dense steps"
+    assert trace.held[2].any()
+
+
+def test_a_step_that_is_undone_does_not_count():
+    def poisoned(rank, step):
+        x = laws.GRADIENT(rank, step)
+        if step == 1:
+            x[5] = torch.nan
+        return x
+
+    trace = laws.run(Warmup(AllGather(TopK(0.1)), steps=2), 2, poisoned, steps=4)[0]
+    assert arrived(trace)[2:] == [True, False]
+
+
+def test_it_goes_on_after_a_checkpoint_in_the_warm_up():
+    laws.check_state(Warmup(ErrorFeedback(AllGather(TopK(0.1))), steps=4))
+
+
+def test_with_no_steps_it_is_the_method():
+    plain = laws.run(AllGather(TopK(0.1)), 2, laws.GRADIENT)[0]
+    warm = laws.run(Warmup(AllGather(TopK(0.1)), steps=0), 2, laws.GRADIENT)[0]
+    assert all(torch.equal(a, b) for a, b in zip(plain.means, warm.means, strict=True))
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="would be lost"):
+        Warmup(Dense(), first=ErrorFeedback(AllGather(TopK(0.1))))
+    with pytest.raises(ValueError, match="0 or more"):
+        Warmup(Dense(), steps=-1)
+    with pytest.raises(TypeError, match=r"Write e\.g\. Warmup"):
+        Warmup(TopK(0.1))
