@@ -1,6 +1,8 @@
 """TorchComm: the Comm over ``torch.distributed``, and what each collective puts on the wire."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +55,19 @@ def broadcast_traffic(size: int, nbytes: int, rank: int, root: int) -> Traffic:
     return Traffic("broadcast", nbytes if rank == root else 0, sends * nbytes, rounds)
 
 
+class NetworkError(RuntimeError):
+    """A message did not arrive, or a worker is gone; what torch.distributed says about it."""
+
+
+@contextmanager
+def _network() -> Iterator[None]:
+    """Tells an error of the network from all other RuntimeErrors."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise NetworkError(str(error)) from error
+
+
 class _Works(Pending):
     """Messages that torch has under way; it holds on to their memory."""
 
@@ -63,9 +78,10 @@ class _Works(Pending):
 
     def wait(self) -> Tensor:
         """See Pending."""
-        for work in self._works:
-            assert work is not None  # None only for a process outside the group
-            work.wait()
+        with _network():
+            for work in self._works:
+                assert work is not None  # None only for a process outside the group
+                work.wait()
         return self._into
 
 
@@ -94,7 +110,8 @@ class TorchComm(Comm):
     def all_reduce(self, x: Tensor) -> None:
         """Sums in place; gloo reduces every part of the ring in one place, so all workers get the same bits."""
         if self.size > 1 and x.numel():
-            dist.all_reduce(x, group=self.group)
+            with _network():
+                dist.all_reduce(x, group=self.group)
 
     def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
         """Gathers blocks padded to the longest, because gloo refuses uneven ones."""
@@ -105,7 +122,8 @@ class TorchComm(Comm):
         if block_length == 0:
             return [x] * self.size
         blocks = list(self._receive(self.size * block_length).split(block_length))
-        dist.all_gather(blocks, self._padded(x, block_length), group=self.group)
+        with _network():
+            dist.all_gather(blocks, self._padded(x, block_length), group=self.group)
         return [block[:length] for block, length in zip(blocks, lengths, strict=True)]
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
@@ -113,20 +131,23 @@ class TorchComm(Comm):
         if by % self.size == 0:
             return _Arrived(x, into)
         works = []
-        if into.numel():
-            works.append(dist.irecv(into, group=self.group, group_src=(self.rank - by) % self.size))
-        if x.numel():
-            works.append(dist.isend(x, group=self.group, group_dst=(self.rank + by) % self.size))
+        with _network():
+            if into.numel():
+                works.append(dist.irecv(into, group=self.group, group_src=(self.rank - by) % self.size))
+            if x.numel():
+                works.append(dist.isend(x, group=self.group, group_dst=(self.rank + by) % self.size))
         return _Works(works, x, into)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """In place; ``root`` is a rank of this group."""
         if self.size > 1 and x.numel():
-            dist.broadcast(x, group=self.group, group_src=root)
+            with _network():
+                dist.broadcast(x, group=self.group, group_src=root)
 
     def _all_sizes(self, nbytes: int) -> list[int]:
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([nbytes]), group=self.group)
+        with _network():
+            dist.all_gather(sizes, torch.tensor([nbytes]), group=self.group)
         return [int(size) for size in sizes]
 
     def _padded(self, x: Tensor, nbytes: int) -> Tensor:

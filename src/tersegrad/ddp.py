@@ -11,8 +11,8 @@ State is kept per bucket and found by parameter name: DDP cuts its buckets anew 
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad import kernels, local
+from tersegrad import checkpoint, faults, kernels, local, replicas
 from tersegrad import state as states
 from tersegrad.comm import TorchComm, all_reduce_traffic
 from tersegrad.core import Bucket, Comm, Reducer, Spec, State
@@ -34,7 +34,8 @@ from tersegrad.taps import Metered
 
 T = TypeVar("T")
 
-STATE_FORMAT = 1
+NONFINITE = ("propagate", "skip", "raise")
+STEPS_TO_REBUILD = 3  # DDP cuts its final buckets after the first step, or the second with a static graph
 
 
 def attach(
@@ -46,6 +47,9 @@ def attach(
     timeout: float = 300.0,
     group: dist.ProcessGroup | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    nonfinite: str = "propagate",
+    check_replicas: int | None = None,
 ) -> "Handle":
     """Makes a DDP model average its gradients by ``spec``: a preset, an expression or a reducer object.
 
@@ -54,9 +58,19 @@ def attach(
     waits for another before it gives up. ``group`` is a gloo group for our use alone; it is needed only for a model
     that lives on some of the ranks, because all ranks must take part in making a group. ``optimizer`` tells the
     learning rate (the highest of its groups) to specs that follow it (``Schedule``).
+
+    ``scaler`` is the GradScaler of mixed precision: what a method remembers is then kept in unscaled units, and
+    survives a change of the scale. ``nonfinite`` says what becomes of a step with a NaN or an infinity on any rank:
+    "propagate" (all ranks get it, so that a GradScaler skips the step), "skip" (all gradients of the step are zero) or
+    "raise". In all three, whatever is remembered is what it was before the step. ``check_replicas=n`` compares the
+    parameters of all ranks in every n-th step, and names the first that differs.
     """
     reducer = parse_reducer(spec)
     _refuse_what_cannot_work(model, timeout, group)
+    if nonfinite not in NONFINITE:
+        raise ValueError(f"nonfinite={nonfinite!r}: write one of {', '.join(map(repr, NONFINITE))}.")
+    if check_replicas is not None and (type(check_replicas) is not int or check_replicas < 1):
+        raise ValueError(f"check_replicas={check_replicas!r}: write a number of steps, e.g. 100, or None for never.")
     if optimizer is None and any(isinstance(part, Reducer) and part.follows_lr for part in reducer.walk()):
         raise ValueError(f"{reducer!r} follows the learning rate. Write attach(model, ..., optimizer=optimizer).")
     slot = _slots.get(model)
@@ -65,7 +79,8 @@ def attach(
             f"this model is attached already, to {slot.handle.spec!r}. Call close() on that handle first, "
             "or attach once with ByName({...}) to treat parameters differently."
         )
-    handle = Handle(model, reducer, network, seed, timeout, group, optimizer)
+    options = _Options(network, seed, timeout, group, optimizer, scaler, nonfinite, check_replicas)
+    handle = Handle(model, reducer, options)
     if slot is None:
         slot = _Slot(model.process_group)
         try:
@@ -133,47 +148,80 @@ def _hook(slot: _Slot, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
 
 @dataclass
 class _Entry:
-    """One bucket as DDP cuts it now, with its state."""
+    """One bucket as it is reduced now, with its state."""
 
     bucket: Bucket
     state: State
     wide: Tensor | None  # float32 copy of a bucket in another dtype; None if it is reduced as it is
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What ``attach`` was told."""
+
+    network: Callable[[Comm], Comm] | None
+    seed: int
+    timeout: float
+    group: dist.ProcessGroup | None
+    optimizer: torch.optim.Optimizer | None
+    scaler: torch.amp.GradScaler | None
+    nonfinite: str
+    check_replicas: int | None
+
+    def lr(self) -> float | None:
+        """The learning rate now, where it is known."""
+        return None if self.optimizer is None else max(float(g["lr"]) for g in self.optimizer.param_groups)
+
+    def scale(self) -> float:
+        """What the loss of this step was multiplied by."""
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """One bucket that DDP has handed over, and what was known at that moment."""
+
+    buffer: Tensor
+    parameters: list[Tensor]
+    squares: Tensor | None
+    lr: float | None
+    scale: float
+    step: int
+    future: torch.futures.Future[Any]
+
+    def part(self, whole: Tensor, place: int) -> Tensor:
+        """One parameter's stretch of ``whole``."""
+        start = sum(p.numel() for p in self.parameters[:place])
+        return whole[start : start + self.parameters[place].numel()]
+
+
 class Handle:
     """A running attachment: metrics, state, close."""
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        spec: Reducer,
-        network: Callable[[Comm], Comm] | None,
-        seed: int,
-        timeout: float,
-        group: dist.ProcessGroup | None,
-        optimizer: torch.optim.Optimizer | None,
-    ):
+    def __init__(self, model: DistributedDataParallel, spec: Reducer, options: _Options):
         self.spec = spec
-        self._seed = seed
-        self._optimizer = optimizer
+        self._options = options
         self._names = {id(p): name for name, p in model.module.named_parameters()}
-        self._sizes = {name: p.numel() for name, p in model.module.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._all_parameters = dict(model.module.named_parameters())
         self._entries: dict[tuple[int, ...], _Entry] = {}
         self._pieces: dict[str, State] = {}  # state by parameter name that no bucket has claimed yet
-        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._layout: list[list[str]] = []  # names in the buckets of a loaded state, until DDP has cut the same again
+        self._arrived: list[_Arrival] = []  # of this step; their futures complete together
+        self._staged: list[_Arrival] = []  # those of them that the layout cuts otherwise
         self._squares = _squares_for(spec, model.module)
         self._square_sums: dict[tuple[int, ...], Tensor] = {}  # by bucket; the model's hooks add to them
         self._step = 0
-        self._finite = True  # every mean of the step so far
+        self._loaded_at = 0
+        self._poisoned: list[str] = []  # parameters of this step whose mean is not finite
         self._nonfinite_steps = 0
         self._dense_bytes = 0
-        self._own_group = group is None
-        if group is None:
-            group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
-        self._group = group
+        self._own_group = options.group is None
+        self._group = options.group or dist.new_group(timeout=timedelta(seconds=options.timeout), backend="gloo")
         comm: Comm = TorchComm(self._group)
-        self._comm = Metered(network(comm) if network is not None else comm)
-        self._worker = _Worker()
+        self._comm = Metered(options.network(comm) if options.network is not None else comm)
+        self._board = faults.Board(self._group)
+        self._worker = _Worker(self._board.explain)
         try:
             self._worker.call(self._agree)
             _warm_up(spec)
@@ -183,7 +231,8 @@ class Handle:
 
     def _agree(self) -> None:
         """All workers say what they are about to do; whoever differs is named on every worker."""
-        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {sum(self._sizes.values())} parameters"
+        numel = sum(p.numel() for p in self._parameters.values())
+        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {numel} parameters"
         said = self._comm.inner.all_gather(torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8))
         texts = [bytes(text.tolist()).decode(errors="replace") for text in said]
         if len(set(texts)) > 1:
@@ -199,22 +248,29 @@ class Handle:
                 f"DDP handed the hook a {type(bucket).__name__} instead of a bucket, as it does with torch.compile's "
                 'optimize_ddp="python_reducer". Use torch._dynamo.config.optimize_ddp = "ddp_optimizer".'
             )
-        buffer, parameters, step, last = bucket.buffer(), bucket.parameters(), self._step, bucket.is_last()
-        self._step += last
+        parameters, last = bucket.parameters(), bucket.is_last()
         squares = None if self._squares is None else self._squares_of(self._squares, parameters)
-        lr = None if self._optimizer is None else max(float(g["lr"]) for g in self._optimizer.param_groups)
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        arrival = _Arrival(
+            bucket.buffer(),
+            parameters,
+            squares,
+            self._options.lr(),
+            self._options.scale(),
+            self._step,
+            torch.futures.Future(),
+        )
+        self._step += last
+        self._worker.submit(lambda: self._arrive(arrival, last), lambda error: self._complete(arrival, last, error))
+        return arrival.future.then(_unwrap)
 
-        def work() -> None:
-            self._reduce(buffer, parameters, squares, lr, step)
-            if last:
-                self._settle()
-
-        def done(error: BaseException | None) -> None:
-            future.set_result((buffer, error))
-
-        self._worker.submit(work, done)
-        return future.then(_unwrap)
+    def _complete(self, arrival: _Arrival, last: bool, error: BaseException | None) -> None:
+        """DDP waits for all buckets anyway; together they can still be changed when the last one is known."""
+        if not any(arrival is known for known in self._arrived):
+            self._arrived.append(arrival)  # refused before it was looked at
+        if last or error is not None:
+            for known in self._arrived:
+                known.future.set_result((known.buffer, error))
+            self._arrived.clear()
 
     def _squares_of(self, recorder: SquaredGradients, parameters: list[Tensor]) -> Tensor:
         """The squares of a bucket that is ready; they live in one flat tensor a bucket."""
@@ -226,45 +282,114 @@ class Handle:
             recorder.place(parameters, self._square_sums[key])
         return self._square_sums[key]
 
-    def _reduce(
-        self, buffer: Tensor, parameters: list[Tensor], squares: Tensor | None, lr: float | None, step: int
-    ) -> None:
-        """On the worker thread: the mean over all workers takes the place of the gradient."""
+    def _arrive(self, arrival: _Arrival, last: bool) -> None:
+        """On the worker thread: reduces the bucket, or keeps it until all are there that the layout mixes."""
+        if not self._arrived:
+            self._compare_replicas(arrival.step)
+        self._arrived.append(arrival)
+        names = [self._names[id(p)] for p in arrival.parameters]
+        if self._layout and names not in self._layout:
+            self._staged.append(arrival)
+        else:
+            self._reduce(arrival)
+        if last:
+            self._reduce_staged()
+            self._settle()
+
+    def _compare_replicas(self, step: int) -> None:
+        every = self._options.check_replicas
+        if every is not None and step % every == 0:
+            replicas.compare(self._all_parameters, self._comm.inner, step)
+
+    def _reduce(self, arrival: _Arrival) -> None:
+        """The mean over all workers takes the place of the gradient."""
+        buffer, parameters, squares, scale = arrival.buffer, arrival.parameters, arrival.squares, arrival.scale
         key = tuple(map(id, parameters))
         entry = self._entries.get(key) or self._new_entry(key, buffer, parameters)
-        entry.bucket.step, entry.bucket.lr, entry.bucket.squares = step, lr, squares
+        entry.bucket.step, entry.bucket.lr, entry.bucket.squares = arrival.step, arrival.lr, squares
         self._comm.begin(entry.bucket.id)
         mean = buffer if entry.wide is None else entry.wide.copy_(buffer)
+        if scale != 1.0:
+            mean.div_(scale)
         self.spec.reduce(entry.bucket, mean, mean, entry.state, self._comm)
         if squares is not None:
             squares.zero_()
+        self._poisoned += self._nonfinite_in(mean, entry)
+        if scale != 1.0:
+            mean.mul_(scale)
         if entry.wide is not None:
             buffer.copy_(entry.wide)
         self._comm.end()
-        self._finite = self._finite and (not entry.state or bool(kernels.on(mean).all_finite(mean)))
         nbytes = buffer.numel() * buffer.element_size()
         self._dense_bytes += all_reduce_traffic(self._comm.size, nbytes).sent
+
+    def _nonfinite_in(self, mean: Tensor, entry: _Entry) -> list[str]:
+        """The parameters whose mean is not finite; looked at only if it matters to somebody."""
+        matters = entry.state or self._options.nonfinite != "propagate"
+        if not matters or kernels.on(mean).all_finite(mean):
+            return []
+        parts = zip(entry.bucket.names, mean.split(entry.bucket.sizes), strict=True)
+        return [name for name, part in parts if not bool(part.isfinite().all())]
+
+    def _reduce_staged(self) -> None:
+        """After a restart DDP's first buckets are not those that the state was saved in; these are made here.
+
+        So that what a method does with a bucket is what it would have done without the restart, to the bit.
+        """
+        if self._staged:
+            places = {id(p): (a, i) for a in self._staged for i, p in enumerate(a.parameters)}
+            for names in self._layout:
+                self._reduce_assembled([places[id(self._parameters[name])] for name in names])
+            self._staged.clear()
+        if self._step - self._loaded_at >= STEPS_TO_REBUILD:
+            self._layout = []
+
+    def _reduce_assembled(self, members: list[tuple[_Arrival, int]]) -> None:
+        """One bucket of the layout, out of stretches of others and back."""
+        about = members[0][0]
+        buffers = [a.part(a.buffer, i) for a, i in members]
+        squares = [a.part(a.squares, i) for a, i in members if a.squares is not None]
+        whole = replace(
+            about,
+            buffer=torch.cat(buffers),
+            parameters=[a.parameters[i] for a, i in members],
+            squares=torch.cat(squares) if squares else None,
+        )
+        self._reduce(whole)
+        torch._foreach_copy_(buffers, whole.buffer.split([b.numel() for b in buffers]))
+        for part in squares:
+            part.zero_()
 
     def _settle(self) -> None:
         """After the last bucket: the step is kept, or forgotten in all buckets if any of its means is not finite.
 
         All workers hold the same means, so they decide alike.
         """
+        poisoned, self._poisoned = self._poisoned, []
         for entry in self._entries.values():
-            states.settle(entry.state, keep=self._finite)
-        self._nonfinite_steps += not self._finite
-        self._finite = True
+            states.settle(entry.state, keep=not poisoned)
+        if not poisoned:
+            return
+        self._nonfinite_steps += 1
+        if self._options.nonfinite == "skip":
+            for arrival in self._arrived:
+                arrival.buffer.zero_()
+        if self._options.nonfinite == "raise":
+            raise FloatingPointError(
+                f"step {self._step - 1}: the mean gradient of {_some(poisoned)} is not finite. Nothing of this step is "
+                'remembered. With nonfinite="skip" such steps have no effect; a GradScaler needs nonfinite="propagate".'
+            )
 
     def _new_entry(self, key: tuple[int, ...], buffer: Tensor, parameters: list[Tensor]) -> _Entry:
         """A bucket that was not seen before: DDP has cut anew, so the state of its tensors is gathered by name."""
         names = tuple(self._names[id(p)] for p in parameters)
         self._release(names)
-        bucket = Bucket(names, tuple(tuple(p.shape) for p in parameters), seed=self._seed)
+        bucket = Bucket(names, tuple(tuple(p.shape) for p in parameters), seed=self._options.seed)
         state = self.spec.init(bucket, self._comm.inner)
         states.paste(self._pieces, state, bucket)
         for name in names:
             self._pieces.pop(name, None)
-        as_it_is = buffer.dtype == torch.float32 or self.spec.any_dtype
+        as_it_is = buffer.dtype == torch.float32 or (self.spec.any_dtype and self._options.scaler is None)
         wide = None if as_it_is else torch.empty(buffer.numel(), dtype=torch.float32)
         entry = self._entries[key] = _Entry(bucket, state, wide)
         return entry
@@ -324,33 +449,40 @@ class Handle:
         for entry in self._entries.values():
             pieces |= states.cut(entry.state, entry.bucket)
         return {
-            "format": STATE_FORMAT,
+            "format": checkpoint.FORMAT,
             "spec": repr(self.spec),
             "step": self._step,
+            "rank": self._comm.rank,
+            "ranks": self._comm.size,
+            "buckets": self._layout or [list(entry.bucket.names) for entry in self._entries.values()],
             "tensors": {name: states.copy(piece) for name, piece in pieces.items()},
         }
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes up what ``state_dict`` saved, whatever the buckets were then. Nothing changes if it does not fit."""
-        self._worker.call(lambda: self._load_state_dict(saved))
+    def load_state_dict(self, saved: dict[str, Any] | Iterable[dict[str, Any]], strict: bool = True) -> None:
+        """Takes up what ``state_dict`` saved, whatever the buckets were then. Nothing changes if it does not fit.
 
-    def _load_state_dict(self, saved: dict[str, Any]) -> None:
-        if saved.get("format") != STATE_FORMAT:
-            raise ValueError(f"this is a state of format {saved.get('format')!r}; this version reads {STATE_FORMAT}.")
-        if saved["spec"] != repr(self.spec):
-            raise ValueError(
-                f"the state was saved by {saved['spec']}, and this model is attached to {self.spec!r}. "
-                "Attach with the spec that saved it."
-            )
-        if unknown := sorted(set(saved["tensors"]) - set(self._sizes)):
-            raise ValueError(
-                f"the state has entries for parameters that the model does not have: {', '.join(unknown)}."
-            )
-        if saved["tensors"] and (missing := sorted(set(self._sizes) - set(saved["tensors"]))):
-            raise ValueError(f"the state has no entry for these parameters of the model: {', '.join(missing)}.")
-        self._pieces = {name: states.copy(piece) for name, piece in saved["tensors"].items()}
+        ``saved`` is what this rank saved; or, where the number of ranks has changed, the states of all ranks that saved
+        one, in any order (a generator that loads one after the other will do): then every rank takes the mean of what
+        they remembered, so that the mean over ranks stays what it was. With ``strict=False``, entries that the model
+        does not have or whose shapes differ are left out, and parameters without an entry begin anew.
+        """
+        self._worker.call(lambda: self._load_state_dict(saved, strict))
+
+    def _load_state_dict(self, saved: dict[str, Any] | Iterable[dict[str, Any]], strict: bool) -> None:
+        one = checkpoint.only(saved, self._comm.rank, self._comm.size)
+        sizes = {name: p.numel() for name, p in self._parameters.items()}
+        pieces = checkpoint.require_fit(one, self.spec, sizes, self._fresh_piece, strict)
+        self._pieces = {name: states.copy(piece) for name, piece in pieces.items()}
         self._entries.clear()
-        self._step = saved["step"]
+        self._step = self._loaded_at = one["step"]
+        self._layout = [names for names in one["buckets"] if names]
+        if sorted(name for names in self._layout for name in names) != sorted(self._parameters):
+            self._layout = []  # another model: its own buckets will do
+
+    def _fresh_piece(self, name: str) -> State:
+        """What a parameter's state looks like in the beginning."""
+        bucket = Bucket((name,), (tuple(self._parameters[name].shape),), seed=self._options.seed)
+        return states.cut(self.spec.init(bucket, self._comm.inner), bucket)[name]
 
     def flush(self) -> None:
         """Puts the mean of all that is still delayed into the parameters' ``.grad``, and forgets it; all ranks call it.
@@ -365,7 +497,9 @@ class Handle:
             self._flush_bucket(entry.bucket, entry.state)
         if self._pieces:  # loaded, and not in a bucket yet
             names = tuple(name for name in self._parameters if name in self._pieces)
-            bucket = Bucket(names, tuple(tuple(self._parameters[name].shape) for name in names), seed=self._seed)
+            bucket = Bucket(
+                names, tuple(tuple(self._parameters[name].shape) for name in names), seed=self._options.seed
+            )
             state = self.spec.init(bucket, self._comm.inner)
             states.paste(self._pieces, state, bucket)
             self._flush_bucket(bucket, state)
@@ -435,10 +569,18 @@ def _warm_up(spec: Reducer) -> None:
     local.run(1, work)
 
 
-class _Worker:
-    """One thread that does jobs in the order in which they came. After a failed bucket it refuses all others."""
+def _some(names: list[str], at_most: int = 5) -> str:
+    return ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
 
-    def __init__(self) -> None:
+
+class _Worker:
+    """One thread that does jobs in the order in which they came. After a failed bucket it refuses all others.
+
+    ``explain`` makes of an error one that says whose fault it is.
+    """
+
+    def __init__(self, explain: Callable[[BaseException], BaseException]) -> None:
+        self._explain = explain
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException | None], None]] | None]
         self._jobs = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -454,8 +596,8 @@ class _Worker:
             try:
                 work()
             except BaseException as error:
-                self._failure = error
-                raise
+                self._failure = self._explain(error)
+                raise self._failure from error
 
         self._jobs.put((job, done))
 
