@@ -388,7 +388,8 @@ def test_a_checkpoint_while_layers_are_in_different_phases(way):
     half = laws.run(reducer, 2, gradient, BUCKET, 9)
     names = half[0].state.get("learning", {"names": ["body.weight"]})["names"]
     assert names == ["body.weight"], "only one of three learns"
-    resumed = laws.run(reducer, 2, gradient, BUCKET, 3, first=9, states_before=saved_and_loaded([t.state for t in half]))
+    loaded = saved_and_loaded([t.state for t in half])
+    resumed = laws.run(reducer, 2, gradient, BUCKET, 3, first=9, states_before=loaded)
     for mean, again in zip(whole[9:], resumed[0].means, strict=True):
         laws.assert_close(again, mean, 1e-5, "mean")
 

@@ -1,7 +1,23 @@
 """Reducers made of reducers: what is remembered, when, and for which parameters."""
 
+from tersegrad.wrappers.by_dimension import ByDimension
 from tersegrad.wrappers.by_name import ByName
+from tersegrad.wrappers.by_size import BySize
 from tersegrad.wrappers.error_feedback import ErrorFeedback
+from tersegrad.wrappers.every import Every
+from tersegrad.wrappers.low_memory import LowMemory
+from tersegrad.wrappers.momentum_correction import MomentumCorrection
 from tersegrad.wrappers.schedule import Schedule
+from tersegrad.wrappers.warmup import Warmup
 
-__all__ = ["ByName", "ErrorFeedback", "Schedule"]
+__all__ = [
+    "ByDimension",
+    "ByName",
+    "BySize",
+    "ErrorFeedback",
+    "Every",
+    "LowMemory",
+    "MomentumCorrection",
+    "Schedule",
+    "Warmup",
+]

@@ -1,8 +1,12 @@
 """What every kernel computes, in plain torch and Python: slow, readable, on any device."""
 
 from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
+from tersegrad.kernels.reference.blockwise import block_scales, blockwise_decode_add, blockwise_encode
 from tersegrad.kernels.reference.checksum import xxh64
+from tersegrad.kernels.reference.draw import stratified
 from tersegrad.kernels.reference.indices import bitmap_decode, bitmap_encode, gap_decode, gap_encode, gap_plan
+from tersegrad.kernels.reference.momentum import add_momentum, mask_sent
+from tersegrad.kernels.reference.natural import natural_decode_add, natural_encode
 from tersegrad.kernels.reference.powers import power_decode, power_encode
 from tersegrad.kernels.reference.qsgd import bucket_scales, qsgd_decode_add, qsgd_encode, quantise
 from tersegrad.kernels.reference.range_float import abs_max, range_decode_add, range_encode
@@ -16,9 +20,12 @@ from tersegrad.kernels.reference.select import (
     top_k,
     top_k_capacity,
 )
+from tersegrad.kernels.reference.signs import break_ties, one_bit_encode, scaled_sign_encode, signs_decode_add
 from tersegrad.kernels.reference.slices import from_slices, to_slices
 from tersegrad.kernels.reference.spectrum import fold, gather_pairs, scatter_add_pairs, unfold
 from tersegrad.kernels.reference.squares import add_squares, add_token_squares
+from tersegrad.kernels.reference.ternary import ternary_decode_add, ternary_encode, ternary_scales
+from tersegrad.kernels.reference.totals import count_above, moments
 from tersegrad.kernels.reference.variance import unambiguous
 
 __all__ = [
@@ -26,12 +33,18 @@ __all__ = [
     "abs_log_sum",
     "abs_max",
     "abs_sums",
+    "add_momentum",
     "add_squares",
     "add_token_squares",
     "all_finite",
     "bitmap_decode",
     "bitmap_encode",
+    "block_scales",
+    "blockwise_decode_add",
+    "blockwise_encode",
+    "break_ties",
     "bucket_scales",
+    "count_above",
     "fold",
     "from_slices",
     "gap_decode",
@@ -39,6 +52,11 @@ __all__ = [
     "gap_plan",
     "gather",
     "gather_pairs",
+    "mask_sent",
+    "moments",
+    "natural_decode_add",
+    "natural_encode",
+    "one_bit_encode",
     "pack_bits",
     "packed_nbytes",
     "power_decode",
@@ -48,8 +66,14 @@ __all__ = [
     "quantise",
     "range_decode_add",
     "range_encode",
+    "scaled_sign_encode",
     "scatter_add",
     "scatter_add_pairs",
+    "signs_decode_add",
+    "stratified",
+    "ternary_decode_add",
+    "ternary_encode",
+    "ternary_scales",
     "to_slices",
     "top_k",
     "top_k_capacity",

@@ -1,0 +1,54 @@
+"""GaussianK: the threshold of a normal law fitted to the gradient, corrected a few times.
+
+Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv:1911.08772, 2019.
+"""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import ClassVar
+
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors.identity import Identity
+from tersegrad.compressors.thresholded import Estimated, count_of
+from tersegrad.core import Compressor, State, require_fraction
+from tersegrad.kernels.reference.totals import Moments
+
+CORRECTIONS = 3  # passes at most that only count
+
+
+@dataclass(frozen=True, repr=False)
+class GaussianK(Estimated):
+    """Sends |x| > |mean| + z std, where a normal variable exceeds z in magnitude with probability ``ratio``.
+
+    While the count is not within a third of k, and three times at most, the threshold is halved if it is too low, and
+    raised by half if it is too high. What the last threshold gives is sent.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("GaussianK(0.1)",)
+
+    ratio: float  # fraction of elements asked for: lower => fewer bytes, more left for later
+    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self, "ratio", "1 % is GaussianK(ratio=0.01).")
+
+    def threshold(self, x: Tensor, state: State) -> float | None:
+        """One pass for mean and deviation, one for every count."""
+        n, kernel = x.numel(), kernels.on(x)
+        moments: Moments = kernel.moments(x)
+        if not math.isfinite(moments.squares):
+            return None
+        mean = moments.total / max(n, 1)
+        deviation = math.sqrt(max(0.0, moments.squares - moments.total * mean) / max(n - 1, 1))
+        threshold = abs(mean) - NormalDist().inv_cdf(self.ratio / 2) * deviation
+        k = count_of(self.ratio, n)
+        for _ in range(CORRECTIONS):
+            count = kernel.count_above(x, threshold)
+            if 2 * k <= 3 * count <= 4 * k:
+                break
+            threshold *= 0.5 if count < k else 1.5
+        return threshold

@@ -1,0 +1,53 @@
+"""RedSync: a threshold between the mean and the largest magnitude, found by halving.
+
+Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning training system", JPDC 2019.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors.identity import Identity
+from tersegrad.compressors.thresholded import Estimated, count_of
+from tersegrad.core import Compressor, State, require_fraction
+
+
+@dataclass(frozen=True, repr=False)
+class RedSync(Estimated):
+    """Halves [0, 1] until mean + r (largest - mean) is exceeded by k to 2 k elements, or r is known to ``width``.
+
+    Sends what exceeds the last threshold tried: k to 2 k elements as a rule; others if none of the thresholds tried
+    is exceeded by so many.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("RedSync(0.1)",)
+
+    ratio: float  # fraction of elements asked for: lower => fewer bytes, more left for later
+    width: float = 0.001  # where the search ends: wider => fewer passes, a count further off
+    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self, "ratio", "1 % is RedSync(ratio=0.01).")
+        require_fraction(self, "width", "Ten halvings are width=0.001, three are width=0.2.")
+
+    def threshold(self, x: Tensor, state: State) -> float | None:
+        """One pass for mean and largest, one for every threshold tried."""
+        n, kernel = x.numel(), kernels.on(x)
+        k = count_of(self.ratio, n)
+        top = float(kernel.abs_max(x))
+        if not math.isfinite(top):
+            return None
+        threshold = mean = float(kernel.moments(x).abs_total) / max(n, 1)
+        low, high = 0.0, 1.0
+        while high - low > self.width and top > mean:
+            middle = (low + high) / 2
+            threshold = mean + middle * (top - mean)
+            count = kernel.count_above(x, threshold)
+            if k <= count <= 2 * k:
+                break
+            low, high = (low, middle) if count < k else (middle, high)
+        return threshold

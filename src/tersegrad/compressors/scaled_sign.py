@@ -1,0 +1,54 @@
+"""ScaledSign: the sign of every element, times the mean magnitude.
+
+Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
+Body: one float32 mean a group, then ceil(n / 8) bytes of signs.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors.groups import groups_of, read, require_bucket, room_for, sections
+from tersegrad.core import Compressor, Payload, State
+from tersegrad.kernels.reference.bits import packed_nbytes
+from tersegrad.kernels.reference.signs import LANES
+
+
+@dataclass(frozen=True, repr=False)
+class ScaledSign(Compressor):
+    """One bit an element: decoded = mean|x| * sign(x), with a mean for every ``bucket`` elements.
+
+    It is the vector of that form nearest to x: |decoded - x|^2 = |x|^2 - (sum |x|)^2 / n, at most |x|^2 (1 - 1/n).
+    Biased, so it belongs into ``ErrorFeedback``. A sign is the float's sign bit: +0 counts as plus, -0 as minus.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("ScaledSign()", "ScaledSign(bucket=64)")
+
+    bucket: int | None = None  # elements that share a mean: fewer => more bytes, nearer to x; None: the whole vector
+
+    def __post_init__(self) -> None:
+        require_bucket(self, self.bucket, LANES)
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Means and signs in one pass."""
+        length, count = groups_of(x.numel(), self.bucket)
+        payload = Payload.empty(4 * count + packed_nbytes(x.numel(), 1), x.numel(), state, x.device)
+        if kernels.on(x).scaled_sign_encode(x, length, *room_for(payload, count)):
+            return payload
+        return Payload.nonfinite(x.numel(), state, x.device)
+
+    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc += scale * mean * sign``; any signs are legal, the means are checked."""
+        length, count = groups_of(payload.numel, self.bucket)
+        means, signs = read(self, payload, count, packed_nbytes(payload.numel, 1))
+        if bool((means < 0).any()):
+            raise ValueError(f"a mean magnitude of {self!r} is not negative, and {float(means.min()):.4g} came.")
+        values = torch.stack([means, -means], 1).view(-1)
+        kernels.on(acc).signs_decode_add(signs, values, length, acc, scale)
+
+    def sections(self, payload: Payload) -> dict[str, int]:
+        """Bytes of the means and of the signs."""
+        return sections(payload, groups_of(payload.numel, self.bucket)[1], "means")

@@ -1,0 +1,73 @@
+"""TernGrad: every element as -s, 0 or s, drawn so that the mean is right.
+
+Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017.
+Body: one float32 scale a group, then ceil(n / 5) bytes of digits.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors.groups import groups_of, read, require_bucket, room_for, sections
+from tersegrad.core import Bucket, Compressor, Payload, State, later, mix_seed
+from tersegrad.kernels.reference.ternary import ternary_nbytes
+
+
+@dataclass(frozen=True, repr=False)
+class TernGrad(Compressor):
+    """1.6 bits an element: decoded = s * sign(x) with probability |x| / s, else 0; an s for every ``bucket`` elements.
+
+    s is the largest magnitude of the group, but at most ``clip`` times its root mean square; what is larger becomes s.
+    With ``clip=None`` the mean over all draws is x, and the variance of an element |x| (s - |x|).
+    """
+
+    contracts = False  # where s is large, the noise is longer than the vector
+    examples: ClassVar[tuple[str, ...]] = ("TernGrad()", "TernGrad(bucket=100, clip=None)")
+
+    bucket: int | None = None  # elements that share s: fewer => more bytes, less noise; None: the whole vector
+    clip: float | None = 2.5  # lower => less noise, more bias; None: no bias
+
+    def __post_init__(self) -> None:
+        require_bucket(self, self.bucket, 1)
+        if self.clip is not None and not (type(self.clip) in (int, float) and 1 <= self.clip < math.inf):
+            raise ValueError(
+                f"TernGrad(clip={self.clip!r}): a number of 1 or more, in units of the root mean square; below, most "
+                "elements would be clipped. The paper has 2.5. Write clip=None for none."
+            )
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """If nothing is clipped."""
+        return self.clip is None
+
+    def init(self, bucket: Bucket, seed: int) -> State:
+        """All draws come from the seed and the number of encodings so far."""
+        return {"seed": seed, "calls": 0}
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Scales, then digits."""
+        n, kernel = x.numel(), kernels.on(x)
+        length, count = groups_of(n, self.bucket)
+        payload = Payload.empty(4 * count + ternary_nbytes(n), n, state, x.device)
+        scales, digits = room_for(payload, count)
+        if not kernel.ternary_scales(x, length, math.inf if self.clip is None else self.clip, scales):
+            return Payload.nonfinite(n, state, x.device)
+        key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
+        kernel.ternary_encode(x, scales, length, key, digits)
+        later(state, calls=state["calls"] + 1)
+        return payload
+
+    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc += scale * s * (digit - 1)``; scales and digits are checked."""
+        length, count = groups_of(payload.numel, self.bucket)
+        scales, digits = read(self, payload, count, ternary_nbytes(payload.numel))
+        if bool((scales < 0).any()):
+            raise ValueError(f"a scale of {self!r} is not negative, and {float(scales.min()):.4g} came.")
+        kernels.on(acc).ternary_decode_add(digits, scales, length, acc, scale)
+
+    def sections(self, payload: Payload) -> dict[str, int]:
+        """Bytes of the scales and of the digits."""
+        return sections(payload, groups_of(payload.numel, self.bucket)[1], "scales")

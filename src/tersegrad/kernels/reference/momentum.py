@@ -1,0 +1,63 @@
+"""Momentum that is accumulated before sending, in plain torch: the definition fast kernels must meet.
+
+    next_velocity = momentum * velocity + gradient
+    total         = residual + next_velocity                                      (plain)
+    total         = residual + (gradient + momentum * next_velocity)              (Nesterov)
+
+Nesterov's gradient is taken as ``next_velocity - momentum * velocity``: then the total follows from the velocities
+alone, and what was sent of it is found without a copy, and with the gradient gone. Every operation rounds to float32.
+"""
+
+from torch import Tensor
+
+SENT = 2.0**-20  # of a total: a reducer that took less has only rounded
+
+
+def add_momentum(
+    gradient: Tensor,
+    velocity: Tensor,
+    residual: Tensor,
+    momentum: float,
+    nesterov: bool,
+    next_velocity: Tensor,
+    total: Tensor,
+) -> None:
+    """Write ``next_velocity`` and ``total``.
+
+    >>> import torch
+    >>> velocity, total = torch.empty(2), torch.empty(2)
+    >>> one = torch.ones(2)
+    >>> add_momentum(one, 2 * one, 5 * one, 0.5, False, velocity, total), velocity.tolist(), total.tolist()
+    (None, [2.0, 2.0], [7.0, 7.0])
+    """
+    check_lengths(gradient, velocity, residual, next_velocity, total)
+    next_velocity.copy_(velocity * momentum + gradient)
+    total.copy_(residual + _increment(velocity, next_velocity, momentum, nesterov))
+
+
+def mask_sent(
+    velocity: Tensor, residual: Tensor, rest: Tensor, momentum: float, nesterov: bool, next_velocity: Tensor
+) -> None:
+    """``next_velocity = 0`` wherever more than 2^-20 of the total was taken away; ``rest`` is what was left of it.
+
+    >>> import torch
+    >>> velocity = torch.tensor([2.0, 2.0])
+    >>> mask_sent(torch.zeros(2), 5 * torch.ones(2), torch.tensor([7.0, 0.0]), 0.5, False, velocity), velocity.tolist()
+    (None, [2.0, 0.0])
+    """
+    check_lengths(velocity, residual, rest, next_velocity)
+    total = residual + _increment(velocity, next_velocity, momentum, nesterov)
+    next_velocity.masked_fill_((total - rest).abs() > total.abs() * SENT, 0.0)
+
+
+def _increment(velocity: Tensor, next_velocity: Tensor, momentum: float, nesterov: bool) -> Tensor:
+    if not nesterov:
+        return next_velocity
+    return (next_velocity - velocity * momentum) + next_velocity * momentum
+
+
+def check_lengths(*vectors: Tensor) -> None:
+    """Raise ValueError unless all vectors have the same number of elements."""
+    lengths = [vector.numel() for vector in vectors]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"gradient, velocity and residual have the same length, and here are {lengths}")

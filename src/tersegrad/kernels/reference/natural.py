@@ -1,0 +1,66 @@
+"""Magnitudes rounded at random to one of the two powers of two around them; in plain torch: the definition.
+
+The pattern of a float32 magnitude is an exponent field of 8 bits and a mantissa of 23. Adding a random number of 23
+bits and cutting the mantissa off raises the exponent with probability mantissa / 2^23, which makes the mean right:
+
+    |x| = 2^e (1 + m)  ->  2^(e + 1) with probability m, else 2^e
+
+From 2^127 on there is no larger power that is finite: everything there becomes 2^127. Below 2^-126, where float32 ends
+but for denormals, everything becomes zero. So nothing finite becomes infinite, and no element is off by more than |x|.
+
+Packed: n bytes of exponent fields, 0 to 254, then the signs (``signs``): 9 bits an element.
+"""
+
+import torch
+from torch import Tensor
+
+from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
+from tersegrad.kernels.reference.qsgd import uniform
+
+TOP = 254  # the largest exponent field that is finite
+INF_BITS = 0x7F800000
+NORMAL_BITS = 0x00800000  # of 2^-126
+
+
+def natural_nbytes(n: int) -> int:
+    """Bytes of ``n`` elements: exponents, then signs.
+
+    >>> natural_nbytes(8), natural_nbytes(9)
+    (9, 11)
+    """
+    return n + packed_nbytes(n, 1)
+
+
+def natural_encode(x: Tensor, key: int, out: Tensor) -> bool:
+    """Write exponents and signs to ``out``, which has exactly their bytes; False if an ``x`` is not finite.
+
+    >>> out = torch.empty(4, dtype=torch.uint8)
+    >>> natural_encode(torch.tensor([1.0, -0.5, 0.0]), 0, out), out.tolist()
+    (True, [127, 126, 0, 2])
+    """
+    check_natural(x.numel(), out)
+    magnitude = x.view(torch.int32) & 0x7FFFFFFF
+    raised = magnitude.to(torch.int64) + (uniform(key, x.numel(), x.device) >> 1)
+    out[: x.numel()] = torch.where(magnitude < NORMAL_BITS, 0, (raised >> 23).clamp(max=TOP))
+    pack_bits(x.signbit().to(torch.uint8), 1, out[x.numel() :])
+    return not bool((magnitude >= INF_BITS).any())
+
+
+def natural_decode_add(data: Tensor, acc: Tensor, scale: float) -> None:
+    """``acc += scale * value``, the product rounded to float32; an exponent above 254 is read as 254.
+
+    >>> acc = torch.zeros(3)
+    >>> natural_decode_add(torch.tensor([127, 126, 0, 2], dtype=torch.uint8), acc, 2.0), acc.tolist()
+    (None, [2.0, -1.0, 0.0])
+    """
+    check_natural(acc.numel(), data)
+    minus = torch.empty(acc.numel(), dtype=torch.uint8, device=acc.device)
+    unpack_bits(data[acc.numel() :], 1, minus)
+    values = (data[: acc.numel()].to(torch.int32).clamp(max=TOP) << 23).view(torch.float32)
+    acc.add_(torch.where(minus.bool(), -values, values) * torch.tensor(scale, dtype=torch.float32))
+
+
+def check_natural(n: int, data: Tensor) -> None:
+    """Raise ValueError unless ``data`` has exactly the bytes of the elements."""
+    if data.numel() != natural_nbytes(n):
+        raise ValueError(f"{n} elements take {natural_nbytes(n)} bytes, not {data.numel()}")

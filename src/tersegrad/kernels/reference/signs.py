@@ -1,0 +1,101 @@
+"""One bit an element, and one or two means for every group of ``bucket`` elements; in plain torch: the definition.
+
+The sign of an element is the sign bit of its float: that of +0 is plus, that of -0 minus. Signs are packed as codes of
+one bit (``bits``): bit i % 8 of byte i // 8 is set if element i is negative. Bits behind the last are zero.
+"""
+
+import torch
+from torch import Tensor
+
+from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
+from tersegrad.kernels.reference.qsgd import bucket_count, uniform
+
+LANES = 32  # signs looked at together: no group border lies between them
+
+
+def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bool:
+    """Write each group's mean of ``|x|``, and all signs to ``out``; False if an ``x`` is not finite.
+
+    >>> means, out = torch.empty(1), torch.empty(1, dtype=torch.uint8)
+    >>> scaled_sign_encode(torch.tensor([1.0, -2.0, 0.0, -5.0]), 32, means, out), means.tolist(), out.tolist()
+    (True, [2.0], [10])
+    """
+    check_groups(x.numel(), bucket, means.numel())
+    _pack(x, out)
+    sums, counts = _sums(x.double().abs(), bucket), _sums(torch.ones_like(x), bucket)
+    means.copy_(sums / counts)
+    return bool(sums.isfinite().all())
+
+
+def one_bit_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bool:
+    """Write each group's mean of the elements with sign plus and of those with sign minus, and all signs to ``out``.
+
+    ``means`` has two numbers a group; that of no element is zero. False if an ``x`` is not finite.
+
+    >>> means, out = torch.empty(2), torch.empty(1, dtype=torch.uint8)
+    >>> one_bit_encode(torch.tensor([-1.0, -1.0, 2.0, 2.0]), 32, means, out), means.tolist(), out.tolist()
+    (True, [2.0, -1.0], [3])
+    """
+    check_groups(x.numel(), bucket, means.numel() / 2)
+    _pack(x, out)
+    minus = x.signbit()
+    finite = True
+    for which, side in enumerate((~minus, minus)):
+        sums, counts = _sums(torch.where(side, x.double(), 0.0), bucket), _sums(side.double(), bucket)
+        means.view(-1, 2)[:, which] = torch.where(counts > 0, sums / counts, 0.0)
+        finite = finite and bool(sums.isfinite().all())
+    return finite
+
+
+def signs_decode_add(data: Tensor, values: Tensor, bucket: int, acc: Tensor, scale: float) -> None:
+    """``acc += scale * value``, the product rounded to float32.
+
+    ``values`` has two numbers a group: what plus and what minus stands for.
+
+    >>> acc = torch.ones(4)
+    >>> signs_decode_add(torch.tensor([3], dtype=torch.uint8), torch.tensor([2.0, -1.0]), 32, acc, 0.5), acc.tolist()
+    (None, [0.5, 0.5, 2.0, 2.0])
+    """
+    check_groups(acc.numel(), bucket, values.numel() / 2)
+    check_signs(acc.numel(), data)
+    minus = torch.empty(acc.numel(), dtype=torch.uint8, device=acc.device)
+    unpack_bits(data, 1, minus)
+    scaled = (values * torch.tensor(scale, dtype=torch.float32)).view(-1, 2).repeat_interleave(bucket, 0)
+    acc.add_(torch.where(minus.bool(), scaled[: acc.numel(), 1], scaled[: acc.numel(), 0]))
+
+
+def break_ties(votes: Tensor, key: int) -> None:
+    """Every zero becomes +1 or -1, as the highest bit of the hash of the key and the position says.
+
+    >>> votes = torch.tensor([0.0, 3.0, 0.0, -2.0, 0.0])
+    >>> break_ties(votes, 6), votes.tolist()
+    (None, [1.0, 3.0, 1.0, -2.0, -1.0])
+    """
+    high = uniform(key, votes.numel(), votes.device) >= 1 << 23
+    votes.copy_(torch.where(votes == 0, torch.where(high, 1.0, -1.0), votes))
+
+
+def _pack(x: Tensor, out: Tensor) -> None:
+    check_signs(x.numel(), out)
+    pack_bits(x.signbit().to(torch.uint8), 1, out)
+
+
+def _sums(x: Tensor, bucket: int) -> Tensor:
+    """Of each group, in float64."""
+    padded = torch.zeros(bucket_count(x.numel(), bucket) * bucket, dtype=torch.float64, device=x.device)
+    padded[: x.numel()] = x
+    return padded.view(-1, bucket).sum(1)
+
+
+def check_groups(n: int, bucket: int, count: float) -> None:
+    """Raise ValueError unless there is a number of every group, and groups begin where the kernels can."""
+    if bucket < 1 or (bucket < n and bucket % LANES) or count != bucket_count(n, bucket):
+        raise ValueError(
+            f"{n} elements in groups of {bucket} do not have {count:g} means; a group is a multiple of {LANES}"
+        )
+
+
+def check_signs(n: int, data: Tensor) -> None:
+    """Raise ValueError unless ``data`` has exactly the bytes of the signs."""
+    if data.numel() != packed_nbytes(n, 1):
+        raise ValueError(f"{n} signs take {packed_nbytes(n, 1)} bytes, not {data.numel()}")

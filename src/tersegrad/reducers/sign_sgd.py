@@ -1,0 +1,164 @@
+"""SignSGD: every worker has one vote an element, and the sign of the majority goes out.
+
+Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; "signSGD with majority vote is
+communication efficient and fault tolerant", ICLR 2019.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels, wire
+from tersegrad.compressors.groups import read
+from tersegrad.compressors.scaled_sign import ScaledSign
+from tersegrad.core import Bucket, Comm, Payload, Pending, Reducer, State, later, mix_seed, spare
+from tersegrad.kernels.reference.bits import packed_nbytes
+from tersegrad.reducers.segments import Segment, receiving, stretches
+
+SCALES = ("one", "mean")
+_BALLOT = ScaledSign()  # of a segment: signs, and a magnitude in the place of the mean
+
+
+@dataclass(frozen=True, repr=False)
+class SignSGD(Reducer):
+    """Majority vote of signs: out = magnitude * sign(sum over workers of sign(v)), one bit an element each way.
+
+    v is the gradient or, with momentum b (Signum), its running mean: v = b v + (1 - b) gradient. A sign is the float's
+    sign bit, so nobody abstains; with an even number of workers half of them may contradict the other half, and then a
+    hash of (seed, step, position) decides, each way as often.
+
+    Every worker counts the votes on one segment of the bucket and tells all others: each sends about n / 4 bytes,
+    however many they are. What ``x`` held beyond ``out`` stays in ``x``.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("SignSGD()", "SignSGD(momentum=0.9, scale='mean')")
+
+    momentum: float = 0.0  # b: higher => smoother, slower to turn; 0: signSGD, above: Signum
+    scale: str = "one"  # magnitude of out: 1, as in the papers; or "mean": the mean over workers of mean|v|
+
+    def __post_init__(self) -> None:
+        b = self.momentum
+        if isinstance(b, bool) or not isinstance(b, int | float) or not 0 <= b < 1:
+            raise ValueError(f"SignSGD(momentum={b!r}): from 0 to below 1. The papers have 0 and 0.9.")
+        if self.scale not in SCALES:
+            raise ValueError(f"SignSGD(scale={self.scale!r}): write 'one' or 'mean'.")
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """No momentum yet."""
+        return {"momentum": torch.zeros(bucket.numel)} if self.momentum else {}
+
+    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+        """Vote, count, announce."""
+        segments = self._segments(bucket, self._signed(x, state), out, state, comm)
+        ballots = self._ballots(segments, bucket.numel)
+        own = segments[comm.rank]
+        under_way = []
+        for by in range(1, comm.size):
+            to = (comm.rank + by) % comm.size
+            under_way.append(comm.start_shift(segments[to].seal(ballots[to]), receiving(own, f"from {by}"), by))
+        theirs = _opened(under_way, [own] * len(under_way), comm)
+        key = mix_seed(bucket.seed, bucket.step, own.bucket.id)
+        result = _count(own, {comm.rank: ballots[comm.rank]} | theirs, key)
+        self._announce(segments, result, comm)
+        if out is not x:
+            x.sub_(out)
+
+    def _signed(self, x: Tensor, state: State) -> Tensor:
+        """What this worker votes with."""
+        if not self.momentum:
+            return x
+        mean = torch.mul(state["momentum"], self.momentum, out=spare(state, "momentum"))
+        mean.add_(x, alpha=1.0 - self.momentum)
+        later(state, momentum=mean)
+        return mean
+
+    def _segments(self, bucket: Bucket, v: Tensor, out: Tensor, state: State, comm: Comm) -> list[Segment]:
+        if state.get("_cut_for") != bucket.id:
+            state["_cut_for"], state["_stretches"] = bucket.id, stretches(bucket, comm.size)
+        made = []
+        for i, (part, start, stop) in enumerate(state["_stretches"]):
+            part.step = bucket.step
+            inner = state.setdefault(f"_segment {i}", {})
+            made.append(Segment(_BALLOT, self.fingerprint(), part, inner, state, v[start:stop], out[start:stop]))
+        return made
+
+    def _ballots(self, segments: list[Segment], numel: int) -> list[Payload]:
+        """This worker's votes on all segments, all with its magnitude; all are non-finite if one is."""
+        ballots = [segment.encode() for segment in segments]
+        if not all(ballot.finite for ballot in ballots):
+            return [_spoilt(segment) for segment in segments]
+        magnitude = 1.0
+        if self.scale == "mean":
+            magnitude = math.fsum(_magnitude(b) * b.numel for b in ballots if b.numel) / max(numel, 1)
+        for ballot in ballots:
+            _set_magnitude(ballot, magnitude)
+        return ballots
+
+    def _announce(self, segments: list[Segment], result: Payload, comm: Comm) -> None:
+        """This worker's counts to all, and theirs from all."""
+        own = segments[comm.rank]
+        frame = own.seal(result)
+        others = [segments[(comm.rank - by) % comm.size] for by in range(1, comm.size)]
+        under_way = [
+            comm.start_shift(frame, receiving(theirs, f"from {by}"), by) for by, theirs in enumerate(others, start=1)
+        ]
+        own.decode(result, comm.rank)
+        for rank, payload in _opened(under_way, others, comm).items():
+            segments[rank].decode(payload, rank)
+
+
+def _opened(under_way: list[Pending], expected: list[Segment], comm: Comm) -> dict[int, Payload]:
+    """What the workers 1, 2, ... places before this one sent, by rank."""
+    payloads = {}
+    for by, (pending, segment) in enumerate(zip(under_way, expected, strict=True), start=1):
+        rank = (comm.rank - by) % comm.size
+        payloads[rank] = segment.open(pending.wait(), rank)
+    return payloads
+
+
+def _count(own: Segment, ballots: dict[int, Payload], key: int) -> Payload:
+    """The majority's signs with the mean magnitude; votes are counted in ``own.out``."""
+    if not own.bucket.numel:
+        return own.encode()
+    if not all(ballot.finite for ballot in ballots.values()):
+        return _spoilt(own)
+    votes, kernel, either = own.out.zero_(), kernels.on(own.out), torch.tensor([1.0, -1.0], device=own.out.device)
+    magnitudes = []
+    for rank, ballot in ballots.items():
+        magnitude, signs = _read_ballot(ballot, rank)
+        magnitudes.append(magnitude)
+        kernel.signs_decode_add(signs, either, votes.numel(), votes, 1.0)
+    if len(ballots) % 2 == 0:
+        kernel.break_ties(votes, key)
+    result = _BALLOT.encode(votes, own.state)
+    _set_magnitude(result, math.fsum(magnitudes) / len(magnitudes))
+    return result
+
+
+def _read_ballot(ballot: Payload, rank: int) -> tuple[float, Tensor]:
+    try:
+        magnitude, signs = read(_BALLOT, ballot, 1, packed_nbytes(ballot.numel, 1))
+        if magnitude < 0:
+            raise ValueError(f"a magnitude is not negative, and {float(magnitude):.4g} came.")
+    except ValueError as error:
+        raise wire.FrameError(f"rank {rank} sent a frame that cannot be decoded: {error}") from error
+    return float(magnitude), signs
+
+
+def _spoilt(segment: Segment) -> Payload:
+    """A payload that makes the mean non-finite."""
+    if not segment.bucket.numel:
+        return segment.encode()
+    return Payload.nonfinite(segment.bucket.numel, segment.state, segment.x.device)
+
+
+def _magnitude(ballot: Payload) -> float:
+    return float(ballot.body[:4].view(torch.float32))
+
+
+def _set_magnitude(ballot: Payload, magnitude: float) -> None:
+    if ballot.numel:
+        ballot.body[:4].view(torch.float32).fill_(magnitude)
