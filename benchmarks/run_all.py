@@ -18,6 +18,8 @@ COMMANDS = {
     "vgc": [sys.executable, str(HERE / "vgc.py")],
     "per_sample": [sys.executable, str(HERE / "per_sample.py")],
     "range_float": [sys.executable, str(HERE / "range_float.py")],
+    "quantisers": [sys.executable, str(HERE / "quantisers.py")],
+    "sparsifiers": [sys.executable, str(HERE / "sparsifiers.py")],
     "fft": [sys.executable, str(HERE / "fft.py")],
     "gradiveq": [sys.executable, str(HERE / "gradiveq.py")],
     "gradiveq_link": [*TORCHRUN, "4", str(HERE / "gradiveq.py"), "--link"],

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     chart.set_defaults(run=_map)
 
     demo = commands.add_parser("demo", help="train a small real model over an emulated slow link, plain and compressed")
-    demo.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: the presets)")
+    demo.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: one of each kind)")
     demo.add_argument("--workers", type=_count, default=4, help="worker processes (default: 4)")
     demo.add_argument("--bandwidth", default="100Mbit", help="of the emulated link (default: 100Mbit)")
     demo.add_argument("--latency", default="0.2ms", help="of the emulated link, one way (default: 0.2ms)")
