@@ -331,30 +331,6 @@ class Comm(ABC):
             self._room = torch.empty(numel)
         return self._room[:numel]
 
-    def shift(self, x: Tensor) -> Tensor:
-        """Sends bytes to the next rank of the ring and returns those of the previous one, after their length."""
-        length = torch.empty(8, dtype=torch.uint8)
-        self.start_shift(torch.tensor([x.numel()]).view(torch.uint8), length).wait()
-        return self.start_shift(x, torch.empty(int(length.view(torch.int64)), dtype=torch.uint8)).wait()
-
-    def exchange(self, parts: list[Tensor]) -> list[Tensor]:
-        """All to all: ``parts[r]`` goes to rank r; returns what every rank sent here, in rank order."""
-        lengths = [torch.tensor([part.numel()]).view(torch.uint8) for part in parts]
-        sizes = self._swap_all(lengths, [8] * self.size)
-        return self._swap_all(parts, [int(size.view(torch.int64)) for size in sizes])
-
-    def _swap_all(self, parts: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        """All to all of known lengths: every message is on its way before the first is waited for."""
-        received = list(parts)  # one's own is there already
-        pending = []
-        for by in range(1, self.size):
-            to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
-            into = torch.empty(sizes[source], dtype=torch.uint8)
-            pending.append((source, self.start_shift(parts[to], into, by)))
-        for source, message in pending:
-            received[source] = message.wait()
-        return received
-
 
 class Reducer(Spec, ABC):
     """How N workers turn N buckets into one mean; see the module's docstring for the law."""
