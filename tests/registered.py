@@ -25,5 +25,7 @@ REDUCERS = list(
         ]
     }.values()
 )
-# In real processes a method takes a second, so these exchanges run there with few compressors only.
-IN_PROCESSES = [r for r in REDUCERS if r not in EXCHANGES or r in _examples(Reducer)]
+# In real processes a method takes a second. What a compressor does it does in any process, so there one of each reducer
+# and every preset will do.
+ONE_OF_EACH_REDUCER: list[Reducer] = list({type(r): r for r in reversed(_examples(Reducer))}.values())
+IN_PROCESSES = list({repr(r): r for r in [*ONE_OF_EACH_REDUCER, *(parse(p.spec) for p in PRESETS.values())]}.values())

@@ -31,8 +31,8 @@ def test_what_becomes_of_a_step_that_is_not_finite(gloo4, policy, spec, value):
             assert all(loss == loss for loss in found["losses"]), "training goes on"
 
 
-@pytest.mark.parametrize("spec", [p for p in EVERY if p not in ("none", "bf16")])
-def test_no_preset_launders_or_remembers_an_overflow(gloo4, spec):
+@pytest.mark.parametrize("spec", ["sidco", "vgc", "fft", "dgc", "signsgd", "randomk", "int8", "powersgd"])
+def test_nobody_launders_or_remembers_an_overflow(gloo4, spec):
     results = gloo4.run(cases.overflow, spec, "propagate", float("inf"))
     assert not any(r["finite"] for r in results)
     assert all(r["kept"] for r in results)

@@ -1,4 +1,4 @@
-"""The command line: ``tersegrad list | inspect | check | bench | train | report | map | demo``."""
+"""The command line: ``tersegrad list | inspect | check | bench | plan | train | report | map | demo``."""
 
 import argparse
 import inspect
@@ -104,6 +104,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_options(chart)
     chart.add_argument("--bandwidths", default="10Mbit,100Mbit,1Gbit,10Gbit", help="comma-separated rates")
     chart.set_defaults(run=_map)
+
+    plan = commands.add_parser("plan", help="whether to compress, and with what: predicted step time of every spec")
+    plan.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: one of each kind)")
+    plan.add_argument("--model", metavar="MODULE:FACTORY", help="gives a model, or a model and a function for its loss")
+    plan.add_argument("--params", type=_count, help="instead of a model: how many parameters it has, e.g. 25.6M")
+    plan.add_argument("--workers", help="how many; a range, as 4..1024, draws how each spec scales")
+    plan.add_argument("--bandwidth", help="of every worker's link, e.g. 1Gbit (default: as measured, or unlimited)")
+    plan.add_argument("--latency", help="of a message, one way, e.g. 0.1ms (default: as measured, or none)")
+    plan.add_argument("--compute", help="time of a step without communication, e.g. 120ms")
+    plan.add_argument("--profile", type=Path, metavar="FILE", help="what python -m tersegrad.plan.probe has measured")
+    plan.add_argument("--picture", type=Path, default=Path("plan.png"), help="of a range (default: plan.png)")
+    plan.set_defaults(run=_advise)
 
     demo = commands.add_parser("demo", help="train a small real model over an emulated slow link, plain and compressed")
     demo.add_argument("spec", metavar="SPEC", nargs="*", help="what to compare (default: one of each kind)")
@@ -344,6 +356,19 @@ def _map(args: argparse.Namespace) -> int:
     steps = args.steps or 24
     more = {"bandwidth": None, "epochs": None, "seconds": None, "seeds": (0,), "steps": steps, "evaluate": False}
     return maps.draw(_plan(args, **more), args.bandwidths.split(","), Console())
+
+
+# ---- plan ----------------------------------------------------------------------------------------
+
+
+def _advise(args: argparse.Namespace) -> int:
+    from tersegrad.plan import command
+
+    torch.set_num_threads(1)
+    asked = {key: getattr(args, key) for key in ("model", "params", "bandwidth", "latency", "compute", "profile")}
+    workers = command.parse_workers(args.workers) if args.workers else ()
+    print(command.run(command.Request(tuple(args.spec), workers=workers, picture=args.picture, **asked)))
+    return 0
 
 
 # ---- demo ----------------------------------------------------------------------------------------

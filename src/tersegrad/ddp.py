@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tersegrad
 from tersegrad import checkpoint, faults, kernels, local, replicas
 from tersegrad import state as states
-from tersegrad.comm import TorchComm, all_reduce_traffic
+from tersegrad.comm import NetworkError, TorchComm, all_reduce_traffic
 from tersegrad.core import Bucket, Comm, Reducer, Spec, State
 from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 from tersegrad.spec import parse_reducer
@@ -216,18 +216,31 @@ class Handle:
         self._poisoned: list[str] = []  # parameters of this step whose mean is not finite
         self._nonfinite_steps = 0
         self._dense_bytes = 0
+        self._exchanged = 0  # the step that the worker is in
         self._own_group = options.group is None
-        self._group = options.group or dist.new_group(timeout=timedelta(seconds=options.timeout), backend="gloo")
-        comm: Comm = TorchComm(self._group)
-        self._comm = Metered(options.network(comm) if options.network is not None else comm)
-        self._board = faults.Board(self._group)
-        self._worker = _Worker(self._board.explain)
+        self._group: dist.ProcessGroup | None = None
+        self._worker = _Worker(lambda error: self._board.explain(error))
+        self._board = faults.Board(model.process_group, options.group, self._doing)
         try:
-            self._worker.call(self._agree)
+            self._group = options.group or self._new_group()
+            comm: Comm = TorchComm(self._group)
+            self._comm = Metered(options.network(comm) if options.network is not None else comm)
+            self._worker.call(self._agree, together=True)
             _warm_up(spec)
         except BaseException:
             self.close()
             raise
+
+    def _new_group(self) -> dist.ProcessGroup:
+        try:
+            group: dist.ProcessGroup = dist.new_group(timeout=timedelta(seconds=self._options.timeout), backend="gloo")
+            return group
+        except RuntimeError as error:
+            raise self._board.explain(NetworkError(str(error))) from error
+
+    def _doing(self) -> faults.Doing:
+        busy = self._worker.busy
+        return busy, self._exchanged if busy else self._step
 
     def _agree(self) -> None:
         """All workers say what they are about to do; whoever differs is named on every worker."""
@@ -284,6 +297,7 @@ class Handle:
 
     def _arrive(self, arrival: _Arrival, last: bool) -> None:
         """On the worker thread: reduces the bucket, or keeps it until all are there that the layout mixes."""
+        self._exchanged = arrival.step
         if not self._arrived:
             self._compare_replicas(arrival.step)
         self._arrived.append(arrival)
@@ -490,7 +504,7 @@ class Handle:
         For the end of training, and before the learning rate drops: then ``optimizer.step()`` applies it. What was in
         ``.grad`` is replaced. It goes out dense, in float32: as many bytes as one plain step.
         """
-        self._worker.call(self._flush)
+        self._worker.call(self._flush, together=True)
 
     def _flush(self) -> None:
         for entry in self._entries.values():
@@ -525,7 +539,8 @@ class Handle:
                 slot.handle = None
         if self._squares is not None:
             self._squares.close()
-        if self._worker.stop() and self._own_group and dist.is_initialized():
+        self._board.stop()
+        if self._worker.stop() and self._own_group and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
 
 
@@ -581,6 +596,7 @@ class _Worker:
 
     def __init__(self, explain: Callable[[BaseException], BaseException]) -> None:
         self._explain = explain
+        self.busy = False  # whether it is at something that other ranks do too
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException | None], None]] | None]
         self._jobs = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -589,20 +605,22 @@ class _Worker:
 
     def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Queues work that all other ranks do too: once it has failed, the ranks are out of step."""
+        self._jobs.put((lambda: self._with_others(work), done))
 
-        def job() -> None:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                work()
-            except BaseException as error:
-                self._failure = self._explain(error)
-                raise self._failure from error
+    def _with_others(self, work: Callable[[], None]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self.busy = True
+        try:
+            work()
+        except BaseException as error:
+            self._failure = self._explain(error)
+            raise self._failure from error
+        finally:
+            self.busy = False
 
-        self._jobs.put((job, done))
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Does something between two buckets, and waits for the result."""
+    def call(self, work: Callable[[], T], together: bool = False) -> T:
+        """Does something between two buckets, and waits for the result; ``together``: all other ranks do it too."""
         if not self._thread.is_alive():
             return work()  # closed: nothing else can be running
         results: list[T] = []
@@ -613,7 +631,10 @@ class _Worker:
             errors.append(error)
             finished.set()
 
-        self._jobs.put((lambda: results.append(work()), done))
+        def job() -> None:
+            results.append(work())
+
+        self._jobs.put(((lambda: self._with_others(job)) if together else job, done))
         finished.wait()
         if errors[0] is not None:
             raise errors[0]

@@ -1,5 +1,6 @@
 """Reducers made of reducers: what is remembered, when, and for which parameters."""
 
+from tersegrad.wrappers.auto import Auto
 from tersegrad.wrappers.by_dimension import ByDimension
 from tersegrad.wrappers.by_name import ByName
 from tersegrad.wrappers.by_size import BySize
@@ -11,6 +12,7 @@ from tersegrad.wrappers.schedule import Schedule
 from tersegrad.wrappers.warmup import Warmup
 
 __all__ = [
+    "Auto",
     "ByDimension",
     "ByName",
     "BySize",
