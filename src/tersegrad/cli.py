@@ -139,6 +139,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="real namespaces, an emulated link, or loopback as it is (default: namespaces where they can be made)",
     )
     command.add_argument("--steps", type=_count, help="stop after so many steps")
+    command.add_argument("--batch", type=_count, help="samples of each worker in a step (default: the workload's own)")
     command.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets")
     command.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the results")
 
@@ -328,7 +329,10 @@ def _bench(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, **more: object) -> Any:
     from tersegrad.lab.train import Plan, command_line
 
-    common = {key: getattr(args, key) for key in ("workload", "workers", "network", "latency", "steps", "data", "out")}
+    common = {
+        key: getattr(args, key)
+        for key in ("workload", "workers", "network", "latency", "steps", "data", "out", "batch")
+    }
     return Plan(specs=tuple(args.spec), command=command_line(), **{**common, **more})
 
 

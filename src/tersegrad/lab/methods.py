@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # as torch.distributed, which does not export it to type checkers
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core import Reducer
@@ -17,7 +17,12 @@ from tersegrad.spec import parse_reducer
 from tersegrad.taps import Throttled
 
 _TORCH = re.compile(r"torch:(?P<hook>\w+)(?:\((?P<arguments>[^()]*)\))?")
-_PARAMETERS: dict[str, dict[str, int]] = {"fp16": {}, "bf16": {}, "powersgd": {"rank": 1, "start": 10}}
+_PARAMETERS: dict[str, dict[str, int]] = {
+    "noop": {},  # sends nothing, so that replicas drift apart: how long a step takes with no network at all
+    "fp16": {},
+    "bf16": {},
+    "powersgd": {"rank": 1, "start": 10},
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Method:
         if not self.text.startswith("torch:"):
             return None
         match = _TORCH.fullmatch(self.text)
-        known = "torch:fp16, torch:bf16 and torch:powersgd(rank=2, start=10)"
+        known = "torch:noop, torch:fp16, torch:bf16 and torch:powersgd(rank=2, start=10)"
         if match is None or match["hook"] not in _PARAMETERS:
             raise ValueError(f"{self.text!r} is none of torch's hooks that the lab knows: {known}.")
         given: dict[str, int] = {}
@@ -85,7 +90,9 @@ class Method:
 
 
 def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: dict[str, int]) -> None:
-    if name == "fp16":
+    if name == "noop":
+        model.register_comm_hook(None, debugging_hooks.noop_hook)
+    elif name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "bf16":
         model.register_comm_hook(None, _half_hook)

@@ -55,6 +55,7 @@ class Plan:
     command: str
     timeout: float = 300.0
     evaluate: bool = True
+    batch: int | None = None  # per worker; None: the workload's own
 
     def configs(self) -> list[Config]:
         """One per method and seed; every mistake that can be seen now is told now."""
@@ -110,6 +111,7 @@ class Plan:
             timeout=self.timeout,
             evaluate=self.evaluate,
             modules=loaded_modules(),
+            batch=self.batch,
         )
 
 
@@ -143,8 +145,9 @@ def _is_done(config: Config) -> bool:
         return False
     start = read_events(Path(config.file))[0]
     asked = {key: getattr(config, key) for key in ("workload", "workers", "network", "bandwidth", "latency")}
-    if config.steps is not None:
-        asked["steps"] = config.steps
+    for key in ("steps", "batch"):
+        if getattr(config, key) is not None:
+            asked[key] = getattr(config, key)
     for key, value in asked.items():
         if start[key] != value:
             raise ValueError(

@@ -7,7 +7,7 @@ import copy
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,6 +51,7 @@ class Config:
     timeout: float = 300.0
     evaluate: bool = True  # after each epoch; False where only time is of interest
     interface: str | None = None  # whose bytes the kernel counts, in a namespace
+    batch: int | None = None  # per worker; None: the workload's own
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
 
@@ -86,6 +87,8 @@ class Trainer:
         self.config = config
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.workload: Workload = workloads.find(config.workload)
+        if config.batch is not None:
+            self.workload = replace(self.workload, batch=config.batch)
         self.data = self.workload.load(Path(config.data) if config.data else None)
         module = self.workload.model(config.seed)
         self.parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
