@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check lint types bench clean
+.PHONY: demo test slow fuzz fuzz-bounds soak check lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,15 @@ test: $(READY)  ## tests and doctests
 
 slow: $(READY)  ## the slow tier: minutes of real training over real slow links
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(READY)  ## a million mutated frames over all codecs (some minutes)
+	$(BIN)/python -m tersegrad.testing.fuzz --frames 1000000
+
+fuzz-bounds: $(READY)  ## fewer frames, with every array access of every kernel checked (compiles all kernels anew)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/numba-bounds $(BIN)/python -m tersegrad.testing.fuzz --frames 50000
+
+soak: $(READY)  ## ten thousand steps of random methods with restarts, NaNs and real processes (some minutes)
+	$(BIN)/python -m tersegrad.testing.soak --steps 10000
 
 lint: $(READY)
 	$(BIN)/ruff check .
