@@ -38,6 +38,7 @@ PRESETS = {
     "none": Preset(PLAIN, "Dense()", "plain float32 all-reduce, as DDP does it"),
     "bf16": Preset(PLAIN, "AllReduce(BF16())", "half the bytes, summed in bfloat16; the strongest plain baseline"),
     "fp16": Preset(PLAIN, "AllReduce(FP16())", "half the bytes, summed in float16"),
+    "auto": Preset(PLAIN, "Auto()", "tries methods in the first steps and keeps the fastest; dense where that is best"),
     "sidco": Preset(
         PAPERS,
         "ErrorFeedback(AllGather(SIDCo(ratio=0.01)))",

@@ -1,0 +1,85 @@
+"""Costs of a spec: the bytes it will send with any number of workers, out of a try with two."""
+
+import pytest
+import torch
+
+from tersegrad import local, parse
+from tersegrad.core import Bucket
+from tersegrad.plan import codecs
+from tersegrad.plan.codecs import BucketCost, Network, split
+from tersegrad.plan.cost import Link
+from tersegrad.taps import Metered
+
+BUCKET = Bucket(("w", "b"), ((120, 200), (200,)))
+GRADIENT = torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Dense()",
+        "AllReduce(BF16())",
+        "ErrorFeedback(AllGather(TopK(0.01)))",
+        "AllGather(QSGD(bits=4))",
+        "ErrorFeedback(PowerSGD(rank=2))",
+        "TwoShot(BF16())",
+        "Ring(BF16(), pieces=1)",
+        "ErrorFeedback(VGC(alpha=1.5))",
+    ],
+)
+def test_predicted_bytes_are_sent(text, workers):
+    spec = parse(text)
+    cost = codecs.measure(spec, BUCKET, GRADIENT)
+
+    def work(comm):
+        metered = Metered(comm)
+        bucket = Bucket(BUCKET.names, BUCKET.shapes, lr=0.1, squares=4.0 * GRADIENT.square())
+        x = GRADIENT.clone()
+        spec.reduce(bucket, x, x, spec.init(bucket, metered), metered)
+        return metered.total.sent
+
+    sent = local.run(workers, work)[0]
+    predicted = split(cost, workers, Network.of(Link())).sent
+    assert predicted == pytest.approx(sent, rel=0.01, abs=300 if "VGC" in text else 8)
+
+
+def test_times_add_up():
+    cost = BucketCost(100, encode=0.5, decode=0.25, messages=(("all_gather", 1000), ("all_reduce", 400)), memory=0)
+    link = Link(1e4, 0.01)
+    parts = split(cost, 4, Network(Link(1e4, 0.01, busy=0.5), link))
+    assert parts.encode == 0.5
+    assert parts.decode == 4 * 0.25
+    assert parts.wait == pytest.approx(3000 / 1e4 + 0.01 + 600 / 1e4 + 0.06)
+    assert parts.sent == 3600
+    assert parts.work == pytest.approx(1.5 + 0.5 * (600 / 1e4 + 0.06))
+    assert parts.service.seconds == pytest.approx(1.5 + parts.wait)
+
+
+def test_memory_counts_every_buffer_once():
+    numel = BUCKET.numel
+    assert codecs.measure(parse("Dense()"), BUCKET, GRADIENT).memory == 0
+    feedback = codecs.measure(parse("ErrorFeedback(AllReduce(Identity()))"), BUCKET, GRADIENT).memory
+    assert feedback >= 2 * 4 * numel
+    whole = torch.zeros(10)
+    assert codecs.nbytes_of({"a": whole, "_b": whole[:4], "n": 3, "inner": {"c": torch.zeros(2)}}) == 48
+
+
+def test_buckets_of_one_shape_are_measured_once_and_many_shapes_are_scaled(monkeypatch):
+    measured = []
+
+    def fake(spec, bucket, gradient):
+        measured.append(bucket.numel)
+        return BucketCost(bucket.numel, 1e-9 * bucket.numel, 0.0, (("all_gather", 4 * bucket.numel),), bucket.numel)
+
+    monkeypatch.setattr(codecs, "measure", fake)
+    same = [Bucket.flat(100), Bucket.flat(100, "y"), Bucket.flat(50)]
+    codecs.measure_all(parse("Dense()"), same, [torch.zeros(0)] * 3)
+    assert sorted(measured) == [50, 100]
+    measured.clear()
+    many = [Bucket.flat(n) for n in range(100, 2100, 100)]
+    costs = codecs.measure_all(parse("Dense()"), many, [torch.zeros(0)] * 20)
+    assert len(measured) <= codecs.MOST_LAYOUTS
+    assert 2000 in measured
+    assert [cost.numel for cost in costs] == [bucket.numel for bucket in many]
+    assert [cost.messages[0][1] for cost in costs] == [4 * bucket.numel for bucket in many]
