@@ -25,6 +25,7 @@ COMMANDS = {
     "gradiveq_link": [*TORCHRUN, "4", str(HERE / "gradiveq.py"), "--link"],
     "lab_overhead": [sys.executable, str(HERE / "lab_overhead.py")],
     "thresholds": [sys.executable, str(HERE / "thresholds.py")],
+    "plan": [sys.executable, str(HERE / "plan.py")],
     "exchanges": [*TORCHRUN, "4", str(HERE / "exchanges.py")],
 }
 

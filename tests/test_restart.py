@@ -12,7 +12,6 @@ SPECS = [
     "ErrorFeedback(AllGather(TopK(ratio=0.05)))",
     "sidco",
     "powersgd",
-    "ErrorFeedback(Ring(QSGD(bits=8)))",
 ]
 KILL_AT = 10  # checkpoints are made after steps 4, 8 and 12
 
@@ -21,7 +20,11 @@ def run(folder: Path, kill_at: int) -> dict:
     folder.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
-        [*torchrun, str(SCRIPT), str(folder), str(kill_at), *SPECS], capture_output=True, text=True, check=False
+        [*torchrun, str(SCRIPT), str(folder), str(kill_at), *SPECS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "end.json").read_text())
