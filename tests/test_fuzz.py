@@ -85,6 +85,7 @@ def test_the_fuzzer_sees_a_frame_that_should_have_been_refused(monkeypatch):
         fuzz.fuzz(TopK(0.1), 2000, 0)
 
 
+@pytest.mark.slow
 def test_kernels_with_bounds_checking(tmp_path):
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tersegrad.testing.fuzz", "--frames", "1500", "--codecs", *BOUNDS_CHECKED]

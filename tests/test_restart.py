@@ -10,7 +10,6 @@ import pytest
 SCRIPT = Path(__file__).with_name("restart_script.py")
 SPECS = [
     "ErrorFeedback(AllGather(TopK(ratio=0.05)))",
-    "sidco",
     "powersgd",
 ]
 KILL_AT = 10  # checkpoints are made after steps 4, 8 and 12
