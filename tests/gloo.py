@@ -85,6 +85,17 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send((True, function(*args)))
+            outcome = (True, function(*args))
         except BaseException:
-            pipe.send((False, traceback.format_exc()))
+            outcome = (False, traceback.format_exc())
+        _destroy_left_groups()
+        pipe.send(outcome)
+
+
+def _destroy_left_groups() -> None:
+    """Groups that a case did not destroy: where another rank did, gloo's thread would spin on its closed sockets."""
+    import torch.distributed as dist
+
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
