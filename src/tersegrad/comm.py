@@ -107,6 +107,10 @@ class TorchComm(Comm):
         self._receive_buffer = torch.empty(0, dtype=torch.uint8)
         self._send_buffer = torch.empty(0, dtype=torch.uint8)
 
+    def release(self) -> None:
+        """Lets go of the group; the Comm can be asked for its rank and size, and nothing else."""
+        del self.group
+
     def all_reduce(self, x: Tensor) -> None:
         """Sums in place; gloo reduces every part of the ring in one place, so all workers get the same bits."""
         if self.size > 1 and x.numel():

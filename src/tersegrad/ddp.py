@@ -10,6 +10,7 @@ State is kept per bucket and found by parameter name: DDP cuts its buckets anew 
 
 import queue
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -223,7 +224,8 @@ class Handle:
         self._board = faults.Board(model.process_group, options.group, self._doing)
         try:
             self._group = options.group or self._new_group()
-            comm: Comm = TorchComm(self._group)
+            self._torch_comm = TorchComm(self._group)
+            comm: Comm = self._torch_comm
             self._comm = Metered(options.network(comm) if options.network is not None else comm)
             self._worker.call(self._agree, together=True)
             _warm_up(spec)
@@ -542,6 +544,9 @@ class Handle:
         self._board.stop()
         if self._worker.stop() and self._own_group and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
+            # gloo's thread spins on sockets that another rank has closed, until nobody holds the group here either.
+            self._group = None
+            self._torch_comm.release()
 
 
 def _squares_for(spec: Reducer, module: torch.nn.Module) -> SquaredGradients | None:
@@ -614,6 +619,9 @@ class _Worker:
         try:
             work()
         except BaseException as error:
+            # Messages under way are held by frames of the traceback; they would keep gloo's sockets open after close(),
+            # and its thread spins on a socket that the other end has closed.
+            traceback.clear_frames(error.__traceback__)
             self._failure = self._explain(error)
             raise self._failure from error
         finally:
