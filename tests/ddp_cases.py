@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,9 +288,19 @@ class _Broken(Comm):
     def broadcast(self, x: Any, root: int = 0) -> None: ...
 
 
-def worker_error() -> str:
-    """An error on the worker thread comes out of backward with its own message, and close() does not hang."""
+def gloo_threads() -> int:
+    """gloo has one for every group that somebody still holds."""
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return sum(name.startswith("gloo_tcp") for name in names)
+
+
+def worker_error() -> tuple[str, int]:
+    """An error on the worker thread comes out of backward with its own message, and close() does not hang.
+
+    Nor does it leave a group behind, on whose closed sockets gloo's thread would spin.
+    """
     model = make({})
+    before = gloo_threads()
     handle = tersegrad.attach(model, "topk", network=_Broken)
     message = "nothing was raised"
     try:
@@ -297,7 +308,7 @@ def worker_error() -> str:
     except RuntimeError as error:
         message = str(error)
     handle.close()
-    return message
+    return message, gloo_threads() - before
 
 
 def unused_parameters() -> dict[str, Any]:

@@ -113,7 +113,8 @@ def test_close_gives_the_model_back_and_attach_takes_it_again(gloo4):
 
 
 def test_a_worker_error_surfaces_with_its_own_message(gloo4):
-    for message in gloo4.run(ddp_cases.worker_error):
+    for message, groups_left in gloo4.run(ddp_cases.worker_error):
+        assert groups_left == 0
         assert "the cable was cut" in message
 
 
