@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tersegrad import kernels, state
+from quantisers import Contestant
+from tersegrad import kernels
 from tersegrad.compressors import BF16, QSGD, RangeFloat
-from tersegrad.core import Bucket, Compressor
-from tersegrad.inspection import decode
+from tersegrad.core import Compressor
 from tersegrad.timing import environment, interleave, write_rows
 
 SPECS: tuple[Compressor, ...] = (
@@ -30,25 +30,6 @@ SPECS: tuple[Compressor, ...] = (
     QSGD(8),
     BF16(),
 )
-
-
-class Contestant:
-    """One quantiser with its state and its last payload."""
-
-    def __init__(self, spec: Compressor, x: Tensor, acc: Tensor):
-        self.spec, self.x, self.acc = spec, x, acc
-        self.state = spec.init(Bucket.flat(x.numel()), 0)
-        self.encode()
-
-    def encode(self) -> None:
-        self.payload = self.spec.encode(self.x, self.state)
-        state.settle(self.state, keep=True)
-
-    def accumulate(self) -> None:
-        self.spec.accumulate(self.payload, self.acc, 0.25)
-
-    def error(self) -> float:
-        return float((decode(self.spec, self.payload, self.state) - self.x).norm() / self.x.norm())
 
 
 def contestants(x: Tensor) -> tuple[dict[str, Callable[[], object]], list[Contestant]]:

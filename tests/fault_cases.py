@@ -6,8 +6,10 @@ Every rank says "ready" on a pipe after three good steps, and the victim waits f
 so that everything happens at a known moment.
 """
 
+import faulthandler
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -76,9 +78,9 @@ class _Broken(Comm):
         self._check()
         self.inner.all_reduce(x)
 
-    def all_gather(self, x: Any, sizes: Any = None) -> Any:
+    def all_gather(self, x: Any) -> Any:
         self._check()
-        return self.inner.all_gather(x, sizes)
+        return self.inner.all_gather(x)
 
     def start_shift(self, x: Any, into: Any, by: int = 1) -> Any:
         self._check()
@@ -161,6 +163,10 @@ class Rank:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
+    def await_ready(self, until: float) -> None:
+        if not select.select([self.ready], [], [], max(0.0, until - time.monotonic()))[0]:
+            os.kill(self.pid, signal.SIGABRT)  # it writes what it was doing
+
     def stop(self) -> None:
         if not self.ended():
             os.kill(self.pid, signal.SIGKILL)
@@ -181,14 +187,24 @@ def fork(rank: int, case: Case) -> Rank | tuple[int, int]:
     words = os.open(Path(case.folder, f"rank{rank}.txt"), os.O_CREAT | os.O_WRONLY)
     os.dup2(words, 1)
     os.dup2(words, 2)
+    faulthandler.enable()
     return ready_in, go_out
+
+
+def _await_single_thread() -> None:
+    """A lock that another thread holds while this process forks is held for ever in the forked one."""
+    until = time.monotonic() + LIMIT
+    while len(names := os.listdir("/proc/self/task")) > 1:
+        assert time.monotonic() < until, f"cannot fork: {len(names)} threads are running"
+        time.sleep(0.001)
 
 
 def await_end(ranks: list[Rank], case: Case) -> dict[str, Any]:
     """Lets the fault happen, and waits until all but the victim have ended."""
     if case.fault not in ("never attaches", "another spec", "another version"):
+        until = time.monotonic() + LIMIT
         for rank in ranks:
-            os.read(rank.ready, 1)
+            rank.await_ready(until)
         os.write(ranks[case.victim].go, b"g")
     began = time.monotonic()
     others = [rank for i, rank in enumerate(ranks) if i != case.victim]
@@ -207,6 +223,7 @@ def become_rank() -> tuple[int, Case, int, int] | None:
     for line in sys.stdin:
         case = Case(**json.loads(line))
         _warm_up(parse_reducer(case.spec))  # so that kernels are loaded once
+        _await_single_thread()
         ranks = []
         for rank in range(SIZE):
             forked = fork(rank, case)

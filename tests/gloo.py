@@ -84,16 +84,19 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             function, args = pipe.recv()
         except EOFError:
             return
+        _destroy_left_groups()
         try:
             outcome = (True, function(*args))
         except BaseException:
             outcome = (False, traceback.format_exc())
-        _destroy_left_groups()
         pipe.send(outcome)
 
 
 def _destroy_left_groups() -> None:
-    """Groups that a case did not destroy: where another rank did, gloo's thread would spin on its closed sockets."""
+    """Groups of the case before, if it left any: where another rank closed its own, gloo's thread would spin.
+
+    Not at the end of that case: a rank that is done early would close the sockets on which others still wait.
+    """
     import torch.distributed as dist
 
     for group in list(dist.distributed_c10d._world.pg_map):

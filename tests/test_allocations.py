@@ -63,7 +63,7 @@ class _Quiet(local.LocalComm):
     def all_reduce(self, x):
         pass
 
-    def all_gather(self, x, sizes=None):
+    def all_gather(self, x):
         return [x]
 
     def broadcast(self, x, root=0):

@@ -1,6 +1,7 @@
 """A rank raises, dies, hangs or strays: every other ends by itself, soon, and says which rank it was."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -44,8 +45,9 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def server():
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # it forks, so it may have no threads
     with subprocess.Popen(
-        [sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone
     ) as process:
         yield process
         process.stdin.close()

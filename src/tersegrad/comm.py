@@ -117,11 +117,11 @@ class TorchComm(Comm):
             with _network():
                 dist.all_reduce(x, group=self.group)
 
-    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+    def all_gather(self, x: Tensor) -> list[Tensor]:
         """Gathers blocks padded to the longest, because gloo refuses uneven ones."""
         if self.size == 1:
             return [x]
-        lengths = self._all_sizes(x.numel()) if sizes is None else sizes
+        lengths = self._all_sizes(x.numel())
         block_length = padded_length(lengths)
         if block_length == 0:
             return [x] * self.size

@@ -310,8 +310,8 @@ class Comm(ABC):
         """``x`` becomes the sum over workers, the same bits everywhere."""
 
     @abstractmethod
-    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
-        """Every worker's bytes in rank order; lengths may differ. ``sizes``, where all know them, saves a round."""
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Every worker's bytes in rank order; lengths may differ."""
 
     @abstractmethod
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:

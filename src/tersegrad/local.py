@@ -71,12 +71,9 @@ class LocalComm(Comm):
         for part in parts[1:]:
             x.add_(part)
 
-    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+    def all_gather(self, x: Tensor) -> list[Tensor]:
         """Copies of every worker's bytes."""
-        gathered = self._swap(x.clone())
-        if sizes is not None and (came := [g.numel() for g in gathered]) != sizes:
-            raise ValueError(f"all_gather was told the sizes {sizes}, and {came} came.")
-        return gathered
+        return self._swap(x.clone())
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
         """A copy in the other worker's box; it arrives when it is waited for. What is changed too early is noticed."""

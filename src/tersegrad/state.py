@@ -76,6 +76,15 @@ def settle(state: State, keep: bool) -> None:
             settle(value, keep)
 
 
+def drop_scratch(state: State) -> None:
+    """Gives back all that may vanish at any time; what a step has noted stays."""
+    for key in [key for key in state if key.startswith("_") and key != "_next"]:
+        del state[key]
+    for value in state.values():
+        if isinstance(value, dict):
+            drop_scratch(value)
+
+
 def copy(state: State) -> State:
     """A deep copy without scratch, plain enough for ``torch.load(weights_only=True)``."""
     return {key: _copied(value) for key, value in state.items() if not key.startswith("_")}

@@ -33,12 +33,12 @@ class Tap(Comm):
         self.inner.all_reduce(x)
         self.saw(patterns.all_reduce_traffic(self.size, x.numel() * x.element_size()), started)
 
-    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+    def all_gather(self, x: Tensor) -> list[Tensor]:
         """See Comm."""
         started = time.perf_counter()
-        gathered = self.inner.all_gather(x, sizes)
+        gathered = self.inner.all_gather(x)
         lengths = [g.numel() for g in gathered]
-        self.saw(patterns.all_gather_traffic(self.size, lengths, self.rank, sizes is None), started)
+        self.saw(patterns.all_gather_traffic(self.size, lengths, self.rank, with_sizes=True), started)
         return gathered
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:

@@ -197,7 +197,7 @@ class _Alone(Comm):
     def all_reduce(self, x: Tensor) -> None:
         """The sum of one is there already."""
 
-    def all_gather(self, x: Tensor, sizes: list[int] | None = None) -> list[Tensor]:
+    def all_gather(self, x: Tensor) -> list[Tensor]:
         """One's own."""
         return [x]
 

@@ -232,7 +232,7 @@ class GradiVeQ(Reducer):
         memory = state["coefficients"]
         virtual: Bucket | None = memory.get("_bucket")
         if virtual is None or virtual.numel != own.numel():
-            _drop_scratch(memory)  # it was for another number of coefficients
+            states.drop_scratch(memory)  # it was for another number of coefficients
             virtual = memory["_bucket"] = Bucket.flat(own.numel(), f"coefficients of {bucket.id}", bucket.seed)
         virtual.step, virtual.lr = bucket.step, bucket.lr
         rest = scratch(state, "rest", own.numel(), own.dtype, own.device).copy_(own)
@@ -450,14 +450,6 @@ def _outside(bucket: Bucket, members: set[int]) -> list[tuple[int, int]]:
 def _noted(state: State) -> State:
     """A state as it will be if the step is kept."""
     return {**state, **state.get("_next", {})}
-
-
-def _drop_scratch(state: State) -> None:
-    for key in [key for key in state if key.startswith("_")]:
-        del state[key]
-    for value in state.values():
-        if isinstance(value, dict):
-            _drop_scratch(value)
 
 
 def _refuse_tensors(state: State, spec: Reducer) -> None:

@@ -12,7 +12,7 @@ from tersegrad import state as states
 from tersegrad.core import Bucket, Comm, Reducer
 from tersegrad.taps import Metered
 from tersegrad.testing.inputs import BUCKET, DEGENERATE, GRADIENT, NONFINITE, Gradient, squares
-from tersegrad.testing.runs import Trace, assert_close, drop_scratch, largest, mean, run, same
+from tersegrad.testing.runs import Trace, assert_close, largest, mean, run, same
 
 
 def tolerance(reducer: Reducer, scale: float, size: int, lost: float = 0.25) -> float:
@@ -103,7 +103,7 @@ def check_state(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) 
     And keys that begin with _ may vanish between steps; and two runs give the same bits.
     """
     whole = run(reducer, size, gradient, steps=5)
-    half = run(reducer, size, gradient, steps=3, between=drop_scratch)
+    half = run(reducer, size, gradient, steps=3, between=states.drop_scratch)
     for step in range(3):
         assert torch.equal(whole[0].means[step], half[0].means[step]), (
             f"step {step} of a second run, with scratch dropped between steps, differs"

@@ -70,15 +70,6 @@ def held(reducer: Reducer, state: State, bucket: Bucket) -> Tensor:
     return remembered
 
 
-def drop_scratch(state: State) -> None:
-    """Takes away all that may vanish between two steps."""
-    for key in [k for k in state if k.startswith("_")]:
-        del state[key]
-    for value in state.values():
-        if isinstance(value, dict):
-            drop_scratch(value)
-
-
 def same(a: object, b: object) -> bool:
     """Whether two states hold the same."""
     if isinstance(a, dict) and isinstance(b, dict):

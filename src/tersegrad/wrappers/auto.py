@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tersegrad import state as states
 from tersegrad.compressors import BF16, TopK
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, require_fraction, spare
 from tersegrad.plan.choice import (
@@ -26,7 +27,7 @@ from tersegrad.plan.choice import (
 )
 from tersegrad.reducers import AllGather, AllReduce, Dense, PowerSGD, TwoShot
 from tersegrad.taps import Metered
-from tersegrad.wrappers.every import refuse_memory
+from tersegrad.wrappers.memory import refuse_memory
 
 FINALS = 3  # rounds in which the finalists take turns, so that a slow moment of the machine hits all of them
 PATIENCE = 2  # windows in a row that must be off before the trials begin anew
@@ -240,7 +241,7 @@ class Auto(Reducer):
         kept = f"method {state['pick'] if plan == MIXED else plan}"
         for name, inner in state["methods"].items():
             if name != kept:
-                _drop_scratch(inner)
+                states.drop_scratch(inner)
 
     def _within_budget(self, board: "_Board", state: State) -> list[str]:
         """The candidates that keep the budget in all buckets that are known."""
@@ -376,15 +377,6 @@ def _reason(plan: str, trials: dict[str, Trial], finals: dict[str, list[float]])
 
 def _trials(state: State) -> dict[str, Trial]:
     return {name: Trial(**numbers) for name, numbers in state["trials"].items()}
-
-
-def _drop_scratch(state: State) -> None:
-    """Gives back buffers, but nothing that the step has noted."""
-    for key in [key for key in state if key.startswith("_") and key != "_next"]:
-        del state[key]
-    for value in state.values():
-        if isinstance(value, dict):
-            _drop_scratch(value)
 
 
 def _energy(x: Tensor) -> float:

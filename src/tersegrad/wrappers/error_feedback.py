@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
+from tersegrad.wrappers.memory import refuse_memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,12 +33,7 @@ class ErrorFeedback(Reducer):
 
     def __post_init__(self) -> None:
         require(self, "inner", Reducer, f"Write ErrorFeedback(AllGather({self.inner!r})).")
-        for spec in self.inner.walk():
-            if isinstance(spec, Reducer) and spec.remembers:
-                raise ValueError(
-                    f"ErrorFeedback({self.inner!r}): {type(spec).__name__} inside has a memory of its own, and a "
-                    f"gradient remembered twice is applied twice. Write {self.inner!r} alone."
-                )
+        refuse_memory(self, self.inner)
 
     @property
     def conserves(self) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
+from tersegrad.wrappers.memory import refuse_memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,13 +59,3 @@ class Every(Reducer):
         out.add_(state["residual"])
         later(state, residual=spare(state, "residual").zero_(), turn=0)
         self.inner.flush(bucket, out, state["inner"])
-
-
-def refuse_memory(outer: Reducer, inner: Reducer) -> None:
-    """Refuses a memory inside a memory at construction."""
-    for spec in inner.walk():
-        if isinstance(spec, Reducer) and spec.remembers:
-            raise ValueError(
-                f"{type(outer).__name__}({inner!r}): {type(spec).__name__} inside has a memory of its own, and a "
-                f"gradient remembered twice is applied twice. Write one of the two."
-            )

@@ -10,7 +10,7 @@ from tersegrad.compressors.cast import BF16
 from tersegrad.compressors.per_tensor import PerTensor
 from tersegrad.compressors.sparse import Selective
 from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Compressor, Payload, Reducer, State, later, require
-from tersegrad.wrappers.every import refuse_memory
+from tersegrad.wrappers.memory import refuse_memory
 
 
 @dataclass(frozen=True, repr=False)

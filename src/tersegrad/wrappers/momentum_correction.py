@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
+from tersegrad.wrappers.memory import refuse_memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,13 +40,7 @@ class MomentumCorrection(Reducer):
 
     def __post_init__(self) -> None:
         require(self, "inner", Reducer, f"Write MomentumCorrection(AllGather({self.inner!r})).")
-        for spec in self.inner.walk():
-            if isinstance(spec, Reducer) and spec.remembers:
-                raise ValueError(
-                    f"MomentumCorrection({self.inner!r}): {type(spec).__name__} inside has a memory of its own, and a "
-                    "gradient remembered twice is applied twice. Put what sends inside, e.g. "
-                    "MomentumCorrection(AllGather(TopK(0.001)))."
-                )
+        refuse_memory(self, self.inner)
         if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
             raise ValueError(f"MomentumCorrection(momentum={self.momentum!r}): a number from 0 to below 1, e.g. 0.9.")
         for name in ("nesterov", "masking"):
