@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tersegrad.core import Bucket
+from tersegrad.core import Bucket, Comm
 from tersegrad.plan.timeline import Compute
 
 FIRST_CAP, CAP = 1024 * 1024, 25 * 1024 * 1024  # bytes, as DDP's defaults
@@ -83,31 +83,43 @@ def compute_of(seconds: float, buckets: Sequence[Bucket]) -> Compute:
     return Compute(FORWARD * seconds, backward, 0.0, tuple(ready))
 
 
-def measure(model: nn.Module, loss: Loss, step: Callable[[], object] | None = None) -> tuple[Compute, list[Bucket]]:
+def measure(
+    model: nn.Module, loss: Loss, step: Callable[[], object] | None = None, comm: Comm | None = None
+) -> tuple[Compute, list[Bucket]]:
     """Times forward, backward and ``step`` (the optimizer), and when each bucket is complete; medians of a few rounds.
 
-    Buckets are cut in the order in which gradients come, as DDP does after its first step.
+    Buckets are cut in the order in which gradients come, as DDP does after its first step. With a ``comm`` all workers
+    make each round at the same time, and what counts is the one that took longest: the others would wait for it.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     arrived: dict[str, float] = {}
     hooks = [p.register_post_accumulate_grad_hook(_noter(arrived, name)) for name, p in parameters.items()]
-    rounds = []
+    rounds: list[tuple[list[float], dict[str, float]]] = []
     try:
-        began = time.perf_counter()
-        for _ in range(WARMUP + ROUNDS):
-            rounds.append(_round(model, loss, step, arrived))
-            if len(rounds) >= WARMUP + FEWEST and time.perf_counter() - began > ENOUGH:
+        while len(rounds) < WARMUP + ROUNDS:
+            times, when = _round(model, loss, step, arrived)
+            rounds.append((times if comm is None else _slowest(times, comm), when))
+            if len(rounds) >= WARMUP + FEWEST and sum(sum(times) for times, _ in rounds) > ENOUGH:
                 break
     finally:
         for hook in hooks:
             hook.remove()
     rounds = rounds[WARMUP:]
     forward, backward, optimizer = (statistics.median(times[i] for times, _ in rounds) for i in range(3))
-    ready = {name: statistics.median(when.get(name, backward) for _, when in rounds) for name in parameters}
+    ready = {name: statistics.median(when.get(name, 1.0) for _, when in rounds) for name in parameters}
     order = sorted(ready, key=lambda name: ready[name])
     buckets = cut([(name, tuple(parameters[name].shape)) for name in order])
-    filled = tuple(min(backward, max(ready[name] for name in b.names)) for b in buckets)
+    filled = tuple(backward * max(ready[name] for name in b.names) for b in buckets)
     return Compute(forward, backward, optimizer, filled), buckets
+
+
+def _slowest(times: list[float], comm: Comm) -> list[float]:
+    """Those of the worker whose round was the longest; all workers get the same answer."""
+    table = torch.zeros(comm.size, len(times), dtype=torch.float64)
+    table[comm.rank] = torch.tensor(times, dtype=torch.float64)
+    comm.all_reduce(table)
+    slowest: list[float] = table[int(table.sum(1).argmax())].tolist()
+    return slowest
 
 
 def _noter(arrived: dict[str, float], name: str) -> Callable[[Tensor], None]:
@@ -119,7 +131,8 @@ def _noter(arrived: dict[str, float], name: str) -> Callable[[Tensor], None]:
 
 def _round(
     model: nn.Module, loss: Loss, step: Callable[[], object] | None, arrived: dict[str, float]
-) -> tuple[tuple[float, float, float], dict[str, float]]:
+) -> tuple[list[float], dict[str, float]]:
+    """Seconds of forward, backward and optimizer, and the part of backward after which each gradient was there."""
     model.zero_grad()
     arrived.clear()
     started = time.perf_counter()
@@ -130,8 +143,8 @@ def _round(
     if step is not None:
         step()
     ended = time.perf_counter()
-    when = {name: moment - forward for name, moment in arrived.items()}
-    return (forward - started, backward - forward, ended - backward), when
+    when = {name: (moment - forward) / (backward - forward) for name, moment in arrived.items()}
+    return [forward - started, backward - forward, ended - backward], when
 
 
 def gradients_for(buckets: Sequence[Bucket], model: nn.Module | None, seed: int = 0) -> list[Tensor]:

@@ -203,7 +203,7 @@ def measure(
         timeline = model.compute_of(compute or 0.0, buckets)
     else:
         comm.all_reduce(torch.zeros(1))
-        timeline, buckets = model.measure(module, loss, step)
+        timeline, buckets = model.measure(module, loss, step, comm)
     gradients = model.gradients_for(buckets, module)
     comm.all_reduce(torch.zeros(1))
     costs = {text: codecs.measure_all(parse_reducer(text), buckets, gradients) for text in specs}
