@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--workload", default="fashion")
     parser.add_argument("--specs", nargs="+", default=list(SPECS))
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--auto-steps", type=int, default=240)
     parser.add_argument("--network", default="auto")
     parser.add_argument("--data", type=Path)

@@ -1,5 +1,6 @@
 """The timeline, against a simulation that goes from event to event."""
 
+import dataclasses
 import math
 
 import pytest
@@ -67,6 +68,8 @@ def test_by_hand():
     assert queued.seconds == 10.0 + 25.0 + 1.0
     contended = simulate(compute, [Service(4.0, work=4.0), Service(4.0, work=4.0), Service(0.0)], contention=1.0)
     assert contended.seconds == 10.0 + 28.0 + 1.0
+    paced = simulate(dataclasses.replace(compute, pace=2.0), [Service(4.0), Service(4.0), Service(0.0)])
+    assert (paced.seconds, paced.exposed) == (33.0, 2.0)
 
 
 @given(st.lists(bucket, min_size=1, max_size=6), st.integers(0, 5), times)

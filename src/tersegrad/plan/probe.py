@@ -25,16 +25,16 @@ from torch import Tensor
 
 from tersegrad.comm import TorchComm
 from tersegrad.core import Bucket, Comm
-from tersegrad.plan import codecs, model
+from tersegrad.plan import codecs, model, pace
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load
-from tersegrad.plan.timeline import Compute
+from tersegrad.plan.timeline import Compute, simulate
 from tersegrad.spec import parse_reducer
 from tersegrad.taps import Throttled
 from tersegrad.timing import environment
 from tersegrad.units import parse_time
 
-FORMAT = 1
+FORMAT = 2
 SIZES = (1_000, 16_000, 128_000, 1_000_000, 8_000_000)  # bytes
 ROUNDS = 7
 BURST = 64  # messages
@@ -198,16 +198,20 @@ def measure(
 ) -> Profile:
     """A profile of this model on this machine and network. All workers call it; each measures at the same time."""
     network = measure_network(comm, sizes)
+    contention = contention_of(os.cpu_count() or 1, _workers_here(comm))
     if loss is None:
         buckets = model.buckets_of(module)
         timeline = model.compute_of(compute or 0.0, buckets)
     else:
         comm.all_reduce(torch.zeros(1))
         timeline, buckets = model.measure(module, loss, step, comm)
+        whole = pace.measure(module, loss, step, buckets, lambda x: _to_all(comm, x), comm)
+        word = codecs.split(BucketCost(0, 0.0, 0.0, ((ALL_GATHER, pace.NBYTES),), 0), comm.size, network).service
+        explained = simulate(timeline, [word] * len(buckets), contention).seconds
+        timeline = replace(timeline, pace=max(0.0, whole - explained))
     gradients = model.gradients_for(buckets, module)
     comm.all_reduce(torch.zeros(1))
     costs = {text: codecs.measure_all(parse_reducer(text), buckets, gradients) for text in specs}
-    contention = contention_of(os.cpu_count() or 1, _workers_here(comm))
     return Profile(comm.size, network, timeline, buckets, costs, contention, environment())
 
 

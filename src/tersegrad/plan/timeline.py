@@ -20,6 +20,7 @@ class Compute:
     backward: float
     optimizer: float
     ready: tuple[float, ...]  # seconds from the beginning of backward until each bucket is complete, rising
+    pace: float = 0.0  # seconds that every step is longer once workers wait for each other, whatever they exchange
 
     @property
     def seconds(self) -> float:
@@ -54,5 +55,5 @@ def simulate(compute: Compute, services: Sequence[Service], contention: float = 
         done = min(compute.backward, done + service.seconds - contention * service.work)
         ended.append(now)
     now += compute.backward - done
-    seconds = compute.forward + now + compute.optimizer
+    seconds = compute.forward + now + compute.optimizer + compute.pace
     return Step(seconds, seconds - compute.seconds, tuple(started), tuple(ended))
