@@ -1,10 +1,11 @@
 """Predicted against measured: the planner's step times beside real training on slow links, and what Auto makes of it.
 
-python benchmarks/plan.py [--bandwidths 10Mbit,100Mbit,1Gbit,none] [--workers 2,4] [--workload fashion] [--json FILE]
+python benchmarks/plan.py [--bandwidths 10Mbit,100Mbit,1Gbit,none] [--workers 2,4] [--repeats 3] [--json FILE]
 
 In every cell of the grid (link x workers) the probe measures the network, the codecs and backward with all workers at
 once; the planner predicts each spec's step; the lab trains with each spec for a few steps, and with Auto for more,
-until its trials are long over. Times are medians over the second half of a run.
+until its trials are long over. Times are medians over the second half of a run; with --repeats all of that is done
+again in turn, and the median over the repeats counts.
 """
 
 import argparse
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--specs", nargs="+", default=list(SPECS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--auto-steps", type=int, default=240)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--network", default="auto")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, help="keep the runs here (default: nowhere)")
@@ -78,15 +80,26 @@ def cell(args: argparse.Namespace, workers: int, bandwidth: str | None, out: Pat
         "command": "benchmarks/plan.py",
         "evaluate": False,
     }
-    fixed = Plan(specs=tuple(args.specs), steps=args.steps, out=out, **common)
-    auto = Plan(specs=(AUTO,), steps=args.auto_steps, out=out / "auto", **common)
-    predicted = predict(fixed.configs()[0], args.specs)
-    rows = []
-    for plan in (fixed, auto):
+    plans = [
+        plan
+        for turn in range(args.repeats)
+        for plan in (
+            Plan(specs=tuple(args.specs), steps=args.steps, out=out / str(turn), **common),
+            Plan(specs=(AUTO,), steps=args.auto_steps, out=out / str(turn) / "auto", **common),
+        )
+    ]
+    predicted = predict(plans[0].configs()[0], args.specs)
+    times: dict[str, list[float]] = {}
+    for plan in plans:
         train(plan, Console())
         for config in plan.configs():
-            row = {"spec": config.spec, "workers": workers, "bandwidth": bandwidth, "measured_ms": step_ms(config)}
-            rows.append({**row, "predicted_ms": predicted.get(config.spec), "workload": args.workload})
+            times.setdefault(config.spec, []).append(step_ms(config))
+    about = {"workers": workers, "bandwidth": bandwidth, "workload": args.workload}
+    rows = [
+        {"spec": spec, "measured_ms": statistics.median(ms), "repeats_ms": ms, "predicted_ms": predicted.get(spec)}
+        for spec, ms in times.items()
+    ]
+    rows = [about | row for row in rows]
     show(rows)
     return rows
 
@@ -179,13 +192,17 @@ def show(rows: list[dict[str, Any]]) -> None:
     print(f"\n{rows[0]['workers']} workers, {rows[0]['bandwidth'] or 'not limited'}")
     for row in rows:
         guess = row["predicted_ms"]
-        text = f"{guess:9.1f} ms predicted, off by {error(row):.0%}" if guess is not None else ""
-        print(f"  {row['spec']:<42} {row['measured_ms']:9.1f} ms measured {text}")
+        text = f", {guess:9.1f} predicted, off by {error(row):.0%}" if guess is not None else ""
+        print(f"  {row['spec']:<42} {row['measured_ms']:9.1f} ms [{_spread(row['repeats_ms'])}]{text}")
     fixed = [row["measured_ms"] for row in rows if row["spec"] != AUTO]
     auto = next(row["measured_ms"] for row in rows if row["spec"] == AUTO)
     plain = next((row["measured_ms"] for row in rows if row["spec"] == "none"), None)
     against = "" if plain is None else f", {auto / plain:.2f} of plain DDP"
     print(f"  Auto takes {auto / min(fixed):.2f} of the best fixed spec{against}", flush=True)
+
+
+def _spread(ms: list[float]) -> str:
+    return f"{min(ms):.1f}, {max(ms):.1f}"
 
 
 def error(row: dict[str, Any]) -> float:

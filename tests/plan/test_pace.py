@@ -1,4 +1,4 @@
-"""Keeping pace: every bucket is exchanged once a round and in order, whatever gradients come; nothing is left behind."""
+"""Keeping pace: every bucket is exchanged once a round, in order, whatever gradients come; nothing is left behind."""
 
 import threading
 

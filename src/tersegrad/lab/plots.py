@@ -36,7 +36,7 @@ THEME = {  # light -> dark
     "#c43a52": "#f0808f", "#128c98": "#5cc6d0", "#8a6424": "#cfa85f", "#cf559a": "#f094c4",
     "#a9b1bb": "#717a86", "#3b76cb": "#5f97e6", "#e2a33b": "#d99a35", "#4f9c6c": "#5cae7c", "#cfd4da": "#464d57",
 }  # fmt: skip
-_DASHES = ("-", "--", "-.")  # a second and third spec of one colour
+DASHES = ("-", "--", "-.")  # a second and third spec of one colour
 _MAX_POINTS = 100  # of a loss curve
 _WIDTH = 5.0  # inches; text of 10 points stays readable on a phone
 
@@ -70,12 +70,12 @@ def demo(results: dict[str, list[dict[str, Any]]], title: str, path: Path) -> Pa
 
 def score_by_time(comparison: Comparison) -> Figure:
     """Test score against training time."""
-    with _style():
+    with style():
         figure, axes = _scores(comparison, lambda run: [(p.step, p.seconds, p.score) for p in run.curve])
         ends = [run.curve[-1].seconds for g in comparison.groups for run in g.runs if run.curve]
         wide = bool(ends) and max(ends) > 8 * min(ends) > 0
         if wide:
-            _log(axes.xaxis, lambda v: f"{v:g}")
+            log_scale(axes.xaxis, lambda v: f"{v:g}")
         else:
             axes.set_xlim(left=0)
         axes.set_xlabel("training time, seconds" + (" (log)" if wide else ""))
@@ -87,16 +87,16 @@ def score_by_bytes(comparison: Comparison) -> Figure | None:
     points = _positive(lambda run: [(p.step, p.sent, p.score) for p in run.curve if p.sent is not None])
     if not any(points(run) for group in comparison.groups for run in group.runs):
         return None
-    with _style():
+    with style():
         figure, axes = _scores(comparison, points)
-        _log(axes.xaxis, show_bytes)
+        log_scale(axes.xaxis, show_bytes)
         axes.set_xlabel("sent by one worker (log)")
     return figure
 
 
 def loss_by_step(comparison: Comparison) -> Figure:
     """Training loss of rank 0, in means over blocks of steps where there are many."""
-    with _style():
+    with style():
         points = lambda run: _blocks([(s.step, s.step, s.loss) for s in run.steps])  # noqa: E731
         figure, axes = _lines(comparison.groups, looks(comparison.groups), points)
         axes.set_xlim(left=0)
@@ -114,10 +114,10 @@ def density_by_step(comparison: Comparison) -> Figure | None:
     ]
     if not shown:
         return None
-    with _style():
+    with style():
         points = _positive(lambda run: [(s.step, s.step, s.density) for s in run.steps if s.density is not None])
         figure, axes = _lines([group for group, _ in shown], [look for _, look in shown], points)
-        _log(axes.yaxis, lambda v: f"{100 * v:g} %")
+        log_scale(axes.yaxis, lambda v: f"{100 * v:g} %")
         axes.set_xlim(left=0)
         axes.set_xlabel("step")
         axes.set_ylabel("elements sent (log)")
@@ -127,8 +127,8 @@ def density_by_step(comparison: Comparison) -> Figure | None:
 def step_time(comparison: Comparison) -> Figure:
     """What a step's time was for, stacked, with the measured time as a mark."""
     groups = [group for group in comparison.groups if group.finished]
-    with _style():
-        figure = _figure(0.75 + 0.38 * len(groups))
+    with style():
+        figure = new_figure(0.75 + 0.38 * len(groups))
         axes = figure.subplots()
         for row, group in enumerate(groups):
             left = 0.0
@@ -143,7 +143,7 @@ def step_time(comparison: Comparison) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("milliseconds per step")
-        _legend(figure, *_parts_legend(groups))
+        legend(figure, *_parts_legend(groups))
     return figure
 
 
@@ -152,9 +152,9 @@ def looks(groups: Sequence[Group]) -> list[tuple[str, str]]:
     found, taken = [], 0
     for group in groups:
         if group.runs[0].spec == BASELINE:
-            found.append((PLAIN, _DASHES[0]))
+            found.append((PLAIN, DASHES[0]))
             continue
-        found.append((SERIES[taken % len(SERIES)], _DASHES[taken // len(SERIES) % len(_DASHES)]))
+        found.append((SERIES[taken % len(SERIES)], DASHES[taken // len(SERIES) % len(DASHES)]))
         taken += 1
     return found
 
@@ -175,8 +175,8 @@ def map_figure(cells: Sequence[Cell], baseline: str = "best dense") -> Figure:
     specs, bandwidths = map_axes(cells)
     widest = max(2.0, *(max(c.ratio, 1 / c.ratio) for c in cells))
     norm, palette = LogNorm(1 / widest, widest), mpl.colormaps["RdBu_r"]
-    with _style():
-        figure = _figure(1.1 + 0.46 * len(specs), width=max(_WIDTH, 2.2 + 0.72 * len(bandwidths)))
+    with style():
+        figure = new_figure(1.1 + 0.46 * len(specs), width=max(_WIDTH, 2.2 + 0.72 * len(bandwidths)))
         axes = figure.subplots()
         axes.grid(visible=False)
         for cell in cells:
@@ -242,7 +242,8 @@ def svg(figure: Figure) -> str:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
+    """Everything drawn inside looks the same."""
     quiet: dict[Any, Any] = {
         "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9.5, "text.parse_math": False,
         "text.color": INK, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
@@ -255,7 +256,8 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _figure(height: float, width: float = _WIDTH) -> Figure:
+def new_figure(height: float, width: float = _WIDTH) -> Figure:
+    """An empty one, in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -269,7 +271,7 @@ def _scores(comparison: Comparison, points: Callable[[Run], list[Point]]) -> tup
     scores = [y for g in comparison.groups for run in g.runs for _, _, y in points(run) if math.isfinite(y)]
     wide = metric == "perplexity" and bool(scores) and max(scores) > 3 * min(scores) > 0
     if wide:
-        _log(axes.yaxis, lambda v: f"{v:g}")
+        log_scale(axes.yaxis, lambda v: f"{v:g}")
     axes.set_ylabel(f"test {metric}" + (" (log)" if wide else ""))
     if comparison.target is not None:
         axes.axhline(comparison.target, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2.5)), zorder=1)
@@ -280,7 +282,7 @@ def _lines(
     groups: Sequence[Group], looks: Sequence[tuple[str, str]], points: Callable[[Run], list[Point]]
 ) -> tuple[Figure, Axes]:
     """Per spec the median of the finished runs in a band from the least to the most; unfinished runs are dotted."""
-    figure = _figure(2.9)
+    figure = new_figure(2.9)
     axes = figure.subplots()
     handles: list[Artist] = []
     for group, (colour, dashes) in zip(groups, looks, strict=True):
@@ -290,7 +292,7 @@ def _lines(
             _, x, y = _columns(points(run))
             axes.plot(x, y, color=colour, linewidth=1.3, linestyle=(0, (1, 1.6)))
         _median_line(axes, [points(run) for run in group.finished], colour, dashes)
-    _legend(figure, handles, [group.name for group in groups])
+    legend(figure, handles, [group.name for group in groups])
     return figure, axes
 
 
@@ -337,7 +339,7 @@ def _blocks(points: list[Point]) -> list[Point]:
     return [(b[-1][0], b[-1][1], sum(p[2] for p in b) / len(b)) for b in blocks]
 
 
-def _log(axis: Axis, show: Callable[[float], str]) -> None:
+def log_scale(axis: Axis, show: Callable[[float], str]) -> None:
     """A logarithmic axis with plain numbers."""
     (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")  # type: ignore[attr-defined]
     low, high = axis.get_view_interval()
@@ -348,7 +350,7 @@ def _log(axis: Axis, show: Callable[[float], str]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda v, _: show(v)))
 
 
-def _legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """Above the axes, in as many columns as fit; the figure grows by its height."""
     labels = [_short(name, 28) for name in names]
     if len(set(labels)) < len(labels):

@@ -1,0 +1,161 @@
+"""How cost grows: with the length of the gradient, and with the number of workers.
+
+python benchmarks/growth.py [--most 268435456] [--workers 2,4,8] [--rounds 5] [--picture FILE] [--json FILE]
+
+Lengths go from 2^18 (0.26 M floats) in steps of four. For every method: encode, accumulate one payload, bytes of a
+payload, one thread. Then, at 2^22 floats, with more and more workers (threads of this process, so their times add up
+here and say nothing): bytes that leave one worker in a step, and the time one worker needs to decode what it gets. All
+methods take turns in every round. A copy of the gradient is the yardstick.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tersegrad import Metered, local
+from tersegrad import state as states
+from tersegrad.core import Bucket, Comm
+from tersegrad.lab import plots
+from tersegrad.spec import parse, parse_reducer
+from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.units import show_bytes
+
+COMPRESSORS = ("BF16()", "QSGD(bits=4)", "TopK(0.01)", "SIDCo(0.01)", "FFT()")
+REDUCERS = (
+    "Dense()",
+    "AllReduce(BF16())",
+    "AllGather(TopK(0.01))",
+    "TwoShot(TopK(0.01))",
+    "PowerSGD(rank=2)",
+)
+LEAST = 1 << 18
+EXCHANGED = 1 << 22  # floats, for the tables by workers
+COPY = "a copy"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=1 << 28)
+    parser.add_argument("--workers", default="2,4,8")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    lengths = [LEAST << shift for shift in range(0, 30, 2) if LEAST << shift <= args.most]
+    by_length = [row for numel in lengths for row in coding(numel, args.rounds)]
+    by_workers = [row for n in map(int, args.workers.split(",")) for row in exchanging(n)]
+    if args.picture is not None:
+        print("drawn:", draw(by_length, by_workers, args.picture))
+    if args.json is not None:
+        write_rows(args.json, [{**row, **environment()} for row in (*by_length, *by_workers)])
+
+
+def gradient(numel: int, seed: int = 0) -> Tensor:
+    """Heavy tails, as gradients have."""
+    noise = torch.Generator().manual_seed(seed)
+    x = torch.randn(numel, generator=noise)
+    return x.mul_(x.abs())
+
+
+def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
+    """Encode and accumulate, of every compressor, at one length."""
+    x = gradient(numel)
+    target = torch.empty_like(x)
+    work: dict[str, Callable[[], object]] = {COPY: partial(target.copy_, x)}
+    payloads = {}
+    for text in COMPRESSORS:
+        compressor = parse(text)
+        state = compressor.init(Bucket.flat(numel), 0)
+        encode = partial(_encode, compressor, x, state)
+        for _ in range(3):  # SIDCo's number of stages settles
+            payloads[text] = encode().clone()
+        acc = compressor.accumulator(target, state)
+        work[f"encode {text}"] = encode
+        work[f"accumulate {text}"] = partial(compressor.accumulate, payloads[text], acc)
+    times = interleave(work, rounds)
+    print(f"\n{numel:,} floats: a copy takes {times[COPY]} ms")
+    rows = []
+    for text in COMPRESSORS:
+        encode_ms, accumulate_ms = times[f"encode {text}"], times[f"accumulate {text}"]
+        nbytes = payloads[text].numel()
+        print(f"  {text:<14} encode {encode_ms!s:>26} ms, accumulate {accumulate_ms!s:>26} ms, {show_bytes(nbytes)}")
+        about = {"spec": text, "numel": numel, "nbytes": nbytes, "copy_ms": times[COPY].median}
+        rows.append(about | {"encode_ms": encode_ms.median, "accumulate_ms": accumulate_ms.median})
+    return rows
+
+
+def _encode(compressor: Any, x: Tensor, state: states.State) -> Tensor:
+    payload: Tensor = compressor.encode(x, state)
+    states.settle(state, keep=True)
+    return payload
+
+
+def exchanging(size: int) -> list[dict[str, Any]]:
+    """Bytes that leave one worker in a step, of every reducer."""
+
+    def work(comm: Comm) -> list[int]:
+        x, sent = gradient(EXCHANGED, comm.rank), []
+        for text in REDUCERS:
+            bucket = Bucket(("weight",), ((2048, EXCHANGED // 2048),))
+            reducer, meter = parse_reducer(text), Metered(comm)
+            state = reducer.init(bucket, comm)
+            for _ in range(2):
+                reducer.reduce(bucket, x.clone(), torch.empty_like(x), state, meter)
+                states.settle(state, keep=True)
+                bucket.step += 1
+            sent.append(meter.total.sent // 2)
+        return sent
+
+    rows = []
+    print(f"\n{size} workers, {EXCHANGED:,} floats: bytes that leave one of them in a step")
+    for text, sent in zip(REDUCERS, local.run(size, work)[0], strict=True):
+        print(f"  {text:<24} {show_bytes(sent)}")
+        rows.append({"spec": text, "workers": size, "numel": EXCHANGED, "sent": sent})
+    return rows
+
+
+def draw(by_length: list[dict[str, Any]], by_workers: list[dict[str, Any]], path: Path) -> Path:
+    """Nanoseconds and bytes a float against length, bytes against workers."""
+    with plots.style():
+        figure = plots.new_figure(3.2, 12.0)
+        encode, accumulate, sent = figure.subplots(1, 3)
+        handles, names = [], []
+        for place, text in enumerate(COMPRESSORS):
+            rows = [row for row in by_length if row["spec"] == text]
+            millions = [row["numel"] / 1e6 for row in rows]
+            for axes, key in ((encode, "encode_ms"), (accumulate, "accumulate_ms")):
+                values = [row[key] for row in rows]
+                (line,) = axes.plot(millions, values, color=plots.SERIES[place], marker="o", markersize=3)
+            handles.append(line)
+            names.append(text)
+        copies = {row["numel"] / 1e6: row["copy_ms"] for row in by_length}
+        for axes, what in ((encode, "encode"), (accumulate, "accumulate one payload")):
+            (line,) = axes.plot(list(copies), list(copies.values()), color=plots.PLAIN, linestyle="--")
+            axes.set_xlabel("million floats (log)")
+            axes.set_ylabel(f"ms to {what} (log)")
+            plots.log_scale(axes.xaxis, lambda v: f"{v:g}")
+            plots.log_scale(axes.yaxis, lambda v: f"{v:g}")
+        handles.append(line)
+        names.append(COPY)
+        for place, text in enumerate(REDUCERS, start=len(COMPRESSORS)):
+            rows = [row for row in by_workers if row["spec"] == text]
+            colour = plots.SERIES[place % len(plots.SERIES)]
+            (line,) = sent.plot([r["workers"] for r in rows], [r["sent"] / 1e6 for r in rows], color=colour, marker="s")
+            handles.append(line)
+            names.append(text)
+        sent.set_xlabel(f"workers ({EXCHANGED / 1e6:.1f} M floats)")
+        sent.set_ylabel("MB that leave a worker (log)")
+        sent.set_xticks(sorted({row["workers"] for row in by_workers}))
+        plots.log_scale(sent.yaxis, lambda v: f"{v:g}")
+        plots.legend(figure, handles, names)
+    return plots.save(figure, path)
+
+
+if __name__ == "__main__":
+    main()
