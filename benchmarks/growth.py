@@ -4,8 +4,8 @@ python benchmarks/growth.py [--most 268435456] [--workers 2,4,8] [--rounds 5] [-
 
 Lengths go from 2^18 (0.26 M floats) in steps of four. For every method: encode, accumulate one payload, bytes of a
 payload, one thread. Then, at 2^22 floats, with more and more workers (threads of this process, so their times add up
-here and say nothing): bytes that leave one worker in a step, and the time one worker needs to decode what it gets. All
-methods take turns in every round. A copy of the gradient is the yardstick.
+here and say nothing): bytes that leave one worker in a step, counted up to --workers, and by the planner's cost model
+up to 1,024. All methods take turns in every round. A copy of the gradient is the yardstick.
 """
 
 import argparse
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from tersegrad import Metered, local
 from tersegrad import state as states
-from tersegrad.core import Bucket, Comm
+from tersegrad.core import Bucket, Comm, Compressor, Payload, State
 from tersegrad.lab import plots
+from tersegrad.plan import codecs
+from tersegrad.plan.cost import Link
 from tersegrad.spec import parse, parse_reducer
 from tersegrad.timing import environment, interleave, write_rows
 from tersegrad.units import show_bytes
@@ -35,6 +37,7 @@ REDUCERS = (
 )
 LEAST = 1 << 18
 EXCHANGED = 1 << 22  # floats, for the tables by workers
+SCALE = tuple(2**i for i in range(1, 11))  # workers
 COPY = "a copy"
 
 
@@ -50,8 +53,12 @@ def main() -> None:
     lengths = [LEAST << shift for shift in range(0, 30, 2) if LEAST << shift <= args.most]
     by_length = [row for numel in lengths for row in coding(numel, args.rounds)]
     by_workers = [row for n in map(int, args.workers.split(",")) for row in exchanging(n)]
+    models = {text: predicted(text) for text in REDUCERS}
+    print(f"\nby the cost model, {EXCHANGED:,} floats: bytes that leave one worker")
+    for text, sent in models.items():
+        print(f"  {text:<24} " + ", ".join(f"{n}: {show_bytes(sent[n])}" for n in SCALE))
     if args.picture is not None:
-        print("drawn:", draw(by_length, by_workers, args.picture))
+        print("drawn:", draw(by_length, by_workers, models, args.picture))
     if args.json is not None:
         write_rows(args.json, [{**row, **environment()} for row in (*by_length, *by_workers)])
 
@@ -74,7 +81,7 @@ def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
         state = compressor.init(Bucket.flat(numel), 0)
         encode = partial(_encode, compressor, x, state)
         for _ in range(3):  # SIDCo's number of stages settles
-            payloads[text] = encode().clone()
+            payloads[text] = encode()
         acc = compressor.accumulator(target, state)
         work[f"encode {text}"] = encode
         work[f"accumulate {text}"] = partial(compressor.accumulate, payloads[text], acc)
@@ -83,17 +90,28 @@ def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
     for text in COMPRESSORS:
         encode_ms, accumulate_ms = times[f"encode {text}"], times[f"accumulate {text}"]
-        nbytes = payloads[text].numel()
+        nbytes = payloads[text].body.numel()
         print(f"  {text:<14} encode {encode_ms!s:>26} ms, accumulate {accumulate_ms!s:>26} ms, {show_bytes(nbytes)}")
         about = {"spec": text, "numel": numel, "nbytes": nbytes, "copy_ms": times[COPY].median}
         rows.append(about | {"encode_ms": encode_ms.median, "accumulate_ms": accumulate_ms.median})
     return rows
 
 
-def _encode(compressor: Any, x: Tensor, state: states.State) -> Tensor:
-    payload: Tensor = compressor.encode(x, state)
+def _encode(compressor: Compressor, x: Tensor, state: State) -> Payload:
+    payload = compressor.encode(x, state)
     states.settle(state, keep=True)
     return payload
+
+
+def predicted(text: str) -> dict[int, int]:
+    """Bytes that leave one worker by the cost model, by number of workers."""
+    bucket = _matrix()
+    cost = codecs.measure(parse_reducer(text), bucket, gradient(EXCHANGED))
+    return {n: codecs.split(cost, n, codecs.Network.of(Link())).sent for n in SCALE}
+
+
+def _matrix() -> Bucket:
+    return Bucket(("weight",), ((2048, EXCHANGED // 2048),))
 
 
 def exchanging(size: int) -> list[dict[str, Any]]:
@@ -102,7 +120,7 @@ def exchanging(size: int) -> list[dict[str, Any]]:
     def work(comm: Comm) -> list[int]:
         x, sent = gradient(EXCHANGED, comm.rank), []
         for text in REDUCERS:
-            bucket = Bucket(("weight",), ((2048, EXCHANGED // 2048),))
+            bucket = _matrix()
             reducer, meter = parse_reducer(text), Metered(comm)
             state = reducer.init(bucket, comm)
             for _ in range(2):
@@ -120,11 +138,13 @@ def exchanging(size: int) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(by_length: list[dict[str, Any]], by_workers: list[dict[str, Any]], path: Path) -> Path:
-    """Nanoseconds and bytes a float against length, bytes against workers."""
+def draw(
+    by_length: list[dict[str, Any]], by_workers: list[dict[str, Any]], models: dict[str, dict[int, int]], path: Path
+) -> Path:
+    """Milliseconds and bytes against length; bytes against workers, squares where they were counted."""
     with plots.style():
-        figure = plots.new_figure(3.2, 12.0)
-        encode, accumulate, sent = figure.subplots(1, 3)
+        figure = plots.new_figure(6.4, 9.0)
+        (encode, accumulate), (payload, sent) = figure.subplots(2, 2)
         handles, names = [], []
         for place, text in enumerate(COMPRESSORS):
             rows = [row for row in by_length if row["spec"] == text]
@@ -132,13 +152,18 @@ def draw(by_length: list[dict[str, Any]], by_workers: list[dict[str, Any]], path
             for axes, key in ((encode, "encode_ms"), (accumulate, "accumulate_ms")):
                 values = [row[key] for row in rows]
                 (line,) = axes.plot(millions, values, color=plots.SERIES[place], marker="o", markersize=3)
+            payload.plot(
+                millions, [row["nbytes"] / 1e6 for row in rows], color=plots.SERIES[place], marker="o", markersize=3
+            )
             handles.append(line)
             names.append(text)
         copies = {row["numel"] / 1e6: row["copy_ms"] for row in by_length}
         for axes, what in ((encode, "encode"), (accumulate, "accumulate one payload")):
             (line,) = axes.plot(list(copies), list(copies.values()), color=plots.PLAIN, linestyle="--")
-            axes.set_xlabel("million floats (log)")
             axes.set_ylabel(f"ms to {what} (log)")
+        payload.set_ylabel("MB of a payload (log)")
+        for axes in (encode, accumulate, payload):
+            axes.set_xlabel("million floats (log)")
             plots.log_scale(axes.xaxis, lambda v: f"{v:g}")
             plots.log_scale(axes.yaxis, lambda v: f"{v:g}")
         handles.append(line)
@@ -146,12 +171,15 @@ def draw(by_length: list[dict[str, Any]], by_workers: list[dict[str, Any]], path
         for place, text in enumerate(REDUCERS, start=len(COMPRESSORS)):
             rows = [row for row in by_workers if row["spec"] == text]
             colour = plots.SERIES[place % len(plots.SERIES)]
-            (line,) = sent.plot([r["workers"] for r in rows], [r["sent"] / 1e6 for r in rows], color=colour, marker="s")
+            counted = [row["workers"] for row in rows], [row["sent"] / 1e6 for row in rows]
+            sent.plot(*counted, color=colour, marker="s", markersize=4, linestyle="")
+            (line,) = sent.plot(list(models[text]), [b / 1e6 for b in models[text].values()], color=colour)
             handles.append(line)
             names.append(text)
-        sent.set_xlabel(f"workers ({EXCHANGED / 1e6:.1f} M floats)")
+        sent.set_xlabel(f"workers (log; {EXCHANGED / 1e6:.1f} M floats)")
         sent.set_ylabel("MB that leave a worker (log)")
-        sent.set_xticks(sorted({row["workers"] for row in by_workers}))
+        plots.log_scale(sent.xaxis, lambda v: f"{v:g}")
+        sent.set_xticks(SCALE[::3])
         plots.log_scale(sent.yaxis, lambda v: f"{v:g}")
         plots.legend(figure, handles, names)
     return plots.save(figure, path)

@@ -68,7 +68,7 @@ class Auto(Reducer):
 
     candidates: dict[str, Reducer] = field(default_factory=_usual)  # the gentlest first: a later one must be faster
     budget: float = 1.0  # share of the gradient's energy that may stay behind in a step; lower => only gentle methods
-    margin: float = 0.1  # how much faster a method must be than one before it, dense being the first of all
+    margin: float = 0.05  # how much faster a method must be than one before it, dense being the first of all
     warmup: int = 4  # dense steps before the trials; DDP cuts its buckets anew in the first three
     trial: int = 5  # steps a candidate is tried; more => less noise, longer trials
     window: int = 20  # steps between two looks at whether anything has changed
