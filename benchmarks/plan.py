@@ -3,9 +3,9 @@
 python benchmarks/plan.py [--bandwidths 10Mbit,100Mbit,1Gbit,none] [--workers 2,4] [--repeats 3] [--json FILE]
 
 In every cell of the grid (link x workers) the probe measures the network, the codecs and backward with all workers at
-once; the planner predicts each spec's step; the lab trains with each spec for a few steps, and with Auto for more,
-until its trials are long over. Times are medians over the second half of a run; with --repeats all of that is done
-again in turn, and the median over the repeats counts.
+once; the planner predicts each spec's step; the lab trains with each spec, and with Auto until its trials are long
+over. Times are medians over the second half of a run; with --repeats all of that is done again in turn, and the median
+over the repeats counts.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def main() -> None:
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--workload", default="fashion")
     parser.add_argument("--specs", nargs="+", default=list(SPECS))
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--auto-steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=240, help="of every run: rank 0 writes as often in all of them")
+    parser.add_argument("--seconds", type=float, default=60.0, help="after which a fixed spec ends sooner")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--network", default="auto")
     parser.add_argument("--data", type=Path)
@@ -75,7 +75,7 @@ def cell(args: argparse.Namespace, workers: int, bandwidth: str | None, out: Pat
         "latency": None,
         "seeds": (0,),
         "epochs": None,
-        "seconds": None,
+        "steps": args.steps,
         "data": args.data,
         "command": "benchmarks/plan.py",
         "evaluate": False,
@@ -84,8 +84,8 @@ def cell(args: argparse.Namespace, workers: int, bandwidth: str | None, out: Pat
         plan
         for turn in range(args.repeats)
         for plan in (
-            Plan(specs=tuple(args.specs), steps=args.steps, out=out / str(turn), **common),
-            Plan(specs=(AUTO,), steps=args.auto_steps, out=out / str(turn) / "auto", **common),
+            Plan(specs=tuple(args.specs), seconds=args.seconds, out=out / str(turn), **common),
+            Plan(specs=(AUTO,), seconds=None, out=out / str(turn) / "auto", **common),
         )
     ]
     predicted = predict(plans[0].configs()[0], args.specs)
