@@ -26,6 +26,7 @@ COMMANDS = {
     "lab_overhead": [sys.executable, str(HERE / "lab_overhead.py")],
     "thresholds": [sys.executable, str(HERE / "thresholds.py")],
     "plan": [sys.executable, str(HERE / "plan.py")],
+    "growth": [sys.executable, str(HERE / "growth.py")],
     "exchanges": [*TORCHRUN, "4", str(HERE / "exchanges.py")],
 }
 
