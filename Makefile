@@ -19,7 +19,7 @@ test: $(READY)  ## tests and doctests, file by file in two processes (many of th
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 slow: $(READY)  ## the slow tier: minutes of real training over real slow links
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200
 
 fuzz: $(READY)  ## a million mutated frames over all codecs (some minutes)
 	$(BIN)/python -m tersegrad.testing.fuzz --frames 1000000
