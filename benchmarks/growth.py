@@ -81,7 +81,7 @@ def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
         state = compressor.init(Bucket.flat(numel), 0)
         encode = partial(_encode, compressor, x, state)
         for _ in range(3):  # SIDCo's number of stages settles
-            payloads[text] = encode()
+            payloads[text] = Payload(encode().body.clone(), numel)  # the next one is written over it
         acc = compressor.accumulator(target, state)
         work[f"encode {text}"] = encode
         work[f"accumulate {text}"] = partial(compressor.accumulate, payloads[text], acc)
