@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from tersegrad.core import Comm
+from tersegrad.plan.numbers import of_all
 
 DENSE, MIXED = "dense", "mixed"
 HOPELESS = 1.5  # times the fastest: dense is not tried again
@@ -44,11 +43,7 @@ def agree(measured: Measured, comm: Comm) -> Trial:
     Who comes early waits for the others, and that is not the method's doing: encode and wait count as the worker that
     waited least saw them. Decoding ends when the slowest has decoded.
     """
-    mine = list(vars(measured).values())
-    table = torch.zeros(comm.size, len(mine), dtype=torch.float64)
-    table[comm.rank] = torch.tensor(mine, dtype=torch.float64)
-    comm.all_reduce(table)  # all other rows are zero here, so nothing is rounded
-    return combine([Measured(*row) for row in table.tolist()])
+    return combine([Measured(*row) for row in of_all(list(vars(measured).values()), comm)])
 
 
 def combine(workers: Sequence[Measured]) -> Trial:

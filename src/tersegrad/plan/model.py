@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tersegrad.core import Bucket, Comm
+from tersegrad.plan.numbers import of_all
 from tersegrad.plan.timeline import Compute
 
 FIRST_CAP, CAP = 1024 * 1024, 25 * 1024 * 1024  # bytes, as DDP's defaults
@@ -115,11 +116,7 @@ def measure(
 
 def _slowest(times: list[float], comm: Comm) -> list[float]:
     """Those of the worker whose round was the longest; all workers get the same answer."""
-    table = torch.zeros(comm.size, len(times), dtype=torch.float64)
-    table[comm.rank] = torch.tensor(times, dtype=torch.float64)
-    comm.all_reduce(table)
-    slowest: list[float] = table[int(table.sum(1).argmax())].tolist()
-    return slowest
+    return max(of_all(times, comm), key=sum)
 
 
 def _noter(arrived: dict[str, float], name: str) -> Callable[[Tensor], None]:

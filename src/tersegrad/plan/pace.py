@@ -11,6 +11,7 @@ from torch import nn
 
 from tersegrad.core import Bucket, Comm
 from tersegrad.plan.model import FEWEST, Loss
+from tersegrad.plan.numbers import of_all
 
 ROUNDS = 15
 ENOUGH = 20.0  # seconds
@@ -40,12 +41,9 @@ def measure(
 
         times: list[float] = []
         while len(times) < ROUNDS and not (len(times) > FEWEST and sum(times) > ENOUGH):
-            mine = torch.zeros(comm.size, dtype=torch.float64)
             started = time.perf_counter()
             round()
-            mine[comm.rank] = time.perf_counter() - started
-            comm.all_reduce(mine)
-            times.append(float(mine.max()))
+            times.append(max(of_all([time.perf_counter() - started], comm))[0])
     return statistics.median(times[1:])
 
 

@@ -28,6 +28,7 @@ from tersegrad.core import Bucket, Comm
 from tersegrad.plan import codecs, model, pace
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load
+from tersegrad.plan.numbers import of_all
 from tersegrad.plan.timeline import Compute, simulate
 from tersegrad.spec import parse_reducer
 from tersegrad.taps import Throttled
@@ -161,11 +162,9 @@ def _timed(comm: Comm, send: Callable[[Tensor], object], x: Tensor) -> tuple[flo
     started, worked = time.perf_counter(), time.process_time()
     send(x)
     seconds, work = time.perf_counter() - started, time.process_time() - worked
-    table = torch.zeros(comm.size, 2, dtype=torch.float64)
-    table[comm.rank] = torch.tensor([seconds, work], dtype=torch.float64)
-    comm.all_reduce(table)
-    longest = float(table[:, 0].max())
-    return longest, min(1.0, float(table[:, 1].mean()) / longest) if longest > 0 else 0.0
+    every, works = zip(*of_all([seconds, work], comm), strict=True)
+    longest = max(every)
+    return longest, min(1.0, statistics.mean(works) / longest) if longest > 0 else 0.0
 
 
 def fit(points: Sequence[tuple[float, float, float]]) -> Link:
