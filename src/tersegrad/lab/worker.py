@@ -101,15 +101,22 @@ class Trainer:
         self.planned = config.steps or (config.epochs or self.workload.epochs) * self.epoch_steps
         self.schedule = self.workload.schedule(self.optimizer, self.planned)
         self.log_every = max(1, min(10, self.planned // 20))
-        self.seconds, self.done = 0.0, 0
+        self.began, self.paused, self.done = 0.0, 0.0, 0
         self.sent_before = self._kernel_bytes()
         self.score: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since training began, less the evaluations: batches and the log count, or who logs would wait for nobody."""
+        return time.perf_counter() - self.began - self.paused
 
     def run(self) -> None:
         """Epochs until the steps or the time are used up."""
         out = open(self.config.file, "w") if self.rank == 0 else None  # noqa: SIM115  # closed below
         try:
             self._write(out, "start", **self._about())
+            dist.barrier()
+            self.began = time.perf_counter()
             epoch = 0
             while not self._over():
                 self._epoch(epoch, out)
@@ -127,14 +134,12 @@ class Trainer:
         for batch in self.workload.batches(self.data, epoch, self.rank, self.size, self.config.seed):
             if self._over():
                 return
-            started = time.perf_counter()
             self.optimizer.zero_grad()
             loss, state = self.workload.loss(self.model, batch, state)
             loss.backward()
             self.workload.clip(self.model)
             self.optimizer.step()
             self.schedule.step()
-            self.seconds += time.perf_counter() - started
             self.done += 1
             if self.done % self.log_every == 0:
                 self._log(float(loss.detach()), out)
@@ -153,11 +158,13 @@ class Trainer:
         """On rank 0; the others wait. The clock stands still."""
         if not self.config.evaluate:
             return
+        seconds = self.seconds
         if self.rank == 0:
             self.score = self.workload.evaluate(self.model.module, self.data)
-            about = {"step": self.done, "epoch": epoch, "seconds": self.seconds, "score": self.score}
+            about = {"step": self.done, "epoch": epoch, "seconds": seconds, "score": self.score}
             self._write(out, "eval", **about, **self._sent())
         dist.barrier()
+        self.paused += self.seconds - seconds
 
     def _time_compute(self, module: nn.Module) -> float:
         """Milliseconds of one step with no communication at all, on a copy; all workers at once, as in training."""
