@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -102,6 +103,7 @@ class Trainer:
         self.schedule = self.workload.schedule(self.optimizer, self.planned)
         self.log_every = max(1, min(10, self.planned // 20))
         self.began, self.paused, self.done = 0.0, 0.0, 0
+        self.spent = dict.fromkeys(("forward", "backward", "update"), 0.0)
         self.sent_before = self._kernel_bytes()
         self.score: float | None = None
 
@@ -134,12 +136,18 @@ class Trainer:
         for batch in self.workload.batches(self.data, epoch, self.rank, self.size, self.config.seed):
             if self._over():
                 return
+            marks = [time.perf_counter()]
             self.optimizer.zero_grad()
             loss, state = self.workload.loss(self.model, batch, state)
+            marks.append(time.perf_counter())
             loss.backward()
+            marks.append(time.perf_counter())
             self.workload.clip(self.model)
             self.optimizer.step()
             self.schedule.step()
+            marks.append(time.perf_counter())
+            for part, (before, after) in zip(self.spent, pairwise(marks), strict=True):
+                self.spent[part] += after - before
             self.done += 1
             if self.done % self.log_every == 0:
                 self._log(float(loss.detach()), out)
@@ -206,12 +214,13 @@ class Trainer:
     def _log(self, loss: float, out: TextIO | None) -> None:
         if self.rank:
             return
+        seconds = self.seconds
         split: dict[str, Any] = dict.fromkeys(("encode", "wait", "decode", "density"))
         if self.handle is not None:
             metrics = self.handle.metrics()
             split = {key: metrics[f"{key}_seconds"] for key in ("encode", "wait", "decode")}
             split["density"] = metrics["density"]
-        self._write(out, "step", step=self.done, seconds=self.seconds, loss=loss, **self._sent(), **split)
+        self._write(out, "step", step=self.done, seconds=seconds, loss=loss, **self._sent(), **self.spent, **split)
 
     def _sent(self) -> dict[str, int | None]:
         """Bytes that left this worker: as the kernel counted them where it does, and by our own account."""
