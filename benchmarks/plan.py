@@ -64,9 +64,9 @@ def main() -> None:
     for workers in map(int, args.workers.split(",")):
         for bandwidth in args.bandwidths.split(","):
             rows += cell(args, workers, None if bandwidth == "none" else bandwidth)
+            if args.json is not None:
+                write_rows(args.json, [{**row, **environment()} for row in rows])  # so far: a grid takes its time
     summarise(rows)
-    if args.json is not None:
-        write_rows(args.json, [{**row, **environment()} for row in rows])
 
 
 def cell(args: argparse.Namespace, workers: int, bandwidth: str | None) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def launch(about: str, workers: int, network: Network | None) -> None:
     worker = [str(Path(__file__).resolve()), "--worker", about]
     if network is None:
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-        subprocess.run([*argv, *worker], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([*argv, *worker], check=True)
         return
     started = []
     for rank in range(workers):
@@ -167,6 +167,9 @@ def work(about: dict[str, Any]) -> None:
             times[spec].append(contenders[spec].block(about["steps"], about["seconds"]))
     if leader:
         Path(about["times"]).write_text(json.dumps(times))
+    for contender in contenders.values():
+        if contender.handle is not None:
+            contender.handle.close()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -226,6 +226,8 @@ def refusals() -> dict[str, str]:
     expect("not ddp", tersegrad.attach, model.module, "topk")
     expect("unknown", tersegrad.attach, model, "topkk")
     expect("compressor", tersegrad.attach, model, "TopK(0.1)")
+    heavy = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    expect("momentum", tersegrad.attach, model, "MomentumCorrection(AllGather(TopK(0.1)))", optimizer=heavy)
     expect("lr", tersegrad.attach, model, "Schedule(AllGather(TopK(0.1)), 'ratio', smoothness=1.0)")
     expect("timeout", tersegrad.attach, model, "topk", timeout=0)
     other = "topk" if dist.get_rank() else "bf16"

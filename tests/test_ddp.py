@@ -91,6 +91,7 @@ def test_refusals_say_what_to_do(gloo4):
         assert "'topkk' in 'topkk' is unknown" in said["unknown"]
         assert "is a compressor" in said["compressor"]
         assert "optimizer=optimizer" in said["lr"]
+        assert "Give the optimizer momentum=0" in said["momentum"]
         assert "give the seconds" in said["timeout"]
         assert "rank 0: tersegrad" in said["disagree"]
         assert "AllReduce(BF16())" in said["disagree"]

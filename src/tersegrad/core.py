@@ -338,6 +338,7 @@ class Reducer(Spec, ABC):
     remembers: ClassVar[bool] = False  # has a memory of past gradients of its own
     squares: str | None = None  # set if ``bucket.squares`` must be there: over "samples" or "microbatch"es
     follows_lr: bool = False  # True if ``bucket.lr`` must be there
+    brings_momentum: bool = False  # True if the optimizer must have none of its own
     any_dtype: ClassVar[bool] = False  # takes buckets of every float dtype as they are, not only float32
 
     @property

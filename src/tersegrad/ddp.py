@@ -58,7 +58,8 @@ def attach(
     e.g. ``Throttled("100Mbit")``. ``seed`` feeds all randomness of the method. ``timeout`` is how many seconds a worker
     waits for another before it gives up. ``group`` is a gloo group for our use alone; it is needed only for a model
     that lives on some of the ranks, because all ranks must take part in making a group. ``optimizer`` tells the
-    learning rate (the highest of its groups) to specs that follow it (``Schedule``).
+    learning rate (the highest of its groups) to specs that follow it (``Schedule``), and must have no momentum where the
+    spec has (``MomentumCorrection``).
 
     ``scaler`` is the GradScaler of mixed precision: what a method remembers is then kept in unscaled units, and
     survives a change of the scale. ``nonfinite`` says what becomes of a step with a NaN or an infinity on any rank:
@@ -72,8 +73,7 @@ def attach(
         raise ValueError(f"nonfinite={nonfinite!r}: write one of {', '.join(map(repr, NONFINITE))}.")
     if check_replicas is not None and (type(check_replicas) is not int or check_replicas < 1):
         raise ValueError(f"check_replicas={check_replicas!r}: write a number of steps, e.g. 100, or None for never.")
-    if optimizer is None and any(isinstance(part, Reducer) and part.follows_lr for part in reducer.walk()):
-        raise ValueError(f"{reducer!r} follows the learning rate. Write attach(model, ..., optimizer=optimizer).")
+    _refuse_the_optimizer(reducer, optimizer)
     slot = _slots.get(model)
     if slot is not None and slot.handle is not None:
         raise RuntimeError(
@@ -128,6 +128,20 @@ def _refuse_what_cannot_work(model: Any, timeout: float, group: dist.ProcessGrou
         )
     if timeout <= 0:
         raise ValueError(f"timeout={timeout!r}: give the seconds to wait for another worker, e.g. timeout=300.")
+
+
+def _refuse_the_optimizer(reducer: Reducer, optimizer: torch.optim.Optimizer | None) -> None:
+    parts = [part for part in reducer.walk() if isinstance(part, Reducer)]
+    if optimizer is None:
+        if any(part.follows_lr for part in parts):
+            raise ValueError(f"{reducer!r} follows the learning rate. Write attach(model, ..., optimizer=optimizer).")
+        return
+    twice = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
+    if twice and any(part.brings_momentum for part in parts):
+        raise ValueError(
+            f"{reducer!r} has momentum, and so has the optimizer (momentum={twice}): gradients would be applied twice "
+            f"as long. Give the optimizer momentum=0, as the method's paper does."
+        )
 
 
 class _Slot:

@@ -56,10 +56,20 @@ def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
     assert all(b["seconds"] > a["seconds"] and b["sent"] > a["sent"] for a, b in pairwise(steps))
     assert steps[-1]["density"] == pytest.approx(0.01, rel=0.01)
     assert steps[-1]["wait"] > 0
+    parts = [steps[-1][part] for part in ("forward", "backward", "update")]
+    assert min(parts) > 0
+    assert sum(parts) < steps[-1]["seconds"]
     assert events[-1]["score"] == [e for e in events if e["event"] == "eval"][-1]["score"]
 
 
 @pytest.mark.slow
+def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path):
+    whole = "MomentumCorrection(Dense(), momentum=0.9, nesterov=True, masking=False)"
+    events = run(plan(tmp_path, "none", whole))
+    plain, ours = ([e["loss"] for e in events[spec] if e["event"] == "step"] for spec in ("none", whole))
+    assert ours == pytest.approx(plain, rel=1e-4)
+
+
 def test_finished_runs_are_kept_and_half_ones_made_again(tmp_path):
     p = plan(tmp_path, "bf16")
     run(p)

@@ -45,6 +45,14 @@ class Method:
         return None if self.peer else parse_reducer(self.text)
 
     @property
+    def brings_momentum(self) -> bool:
+        """Whether the optimizer must have none of its own."""
+        reducer = self.reducer()
+        return reducer is not None and any(
+            isinstance(part, Reducer) and part.brings_momentum for part in reducer.walk()
+        )
+
+    @property
     def expression(self) -> str:
         """What the method is, in full."""
         return self.text if self.peer else repr(self.reducer())

@@ -95,7 +95,9 @@ class Trainer:
         self.parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
         self.compute_ms = self._time_compute(module)
         method = Method(config.spec)
-        self.model = DistributedDataParallel(module, **method.ddp_options())
+        if method.brings_momentum:
+            self.workload = replace(self.workload, momentum=0.0)  # or there would be two
+        self.model = DistributedDataParallel(module, gradient_as_bucket_view=True, **method.ddp_options())
         self.optimizer = self.workload.optimizer(self.model)
         self.handle: Handle | None = method.install(self.model, self.optimizer, config.link, config.timeout)
         self.epoch_steps = self.workload.steps(self.data, self.size)

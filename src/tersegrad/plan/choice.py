@@ -115,19 +115,24 @@ def finalists(trials: Mapping[str, Trial], within_budget: Sequence[str], margin:
 
 
 def winner(rounds: Mapping[str, Sequence[float]], margin: float) -> str:
-    """As ``fastest``, of plans that took turns: what counts is the median over the rounds of their ratio.
+    """As ``fastest``, of plans that took turns, by the median of the rounds' ratios and by the ratio of the medians.
 
-    A slow moment of the machine hits all plans of a round alike, and its ratios hardly.
+    A slow moment of the machine hits all plans of a round alike, and its ratios hardly; but if it was shorter than a
+    round it hit one plan, and then the two disagree. The gentler plan is kept unless both speak against it.
 
     >>> winner({"dense": [10.0, 30.0, 11.0], "topk": [8.0, 25.0, 8.9]}, margin=0.1)
     'topk'
     >>> winner({"dense": [10.0, 30.0, 11.0], "topk": [9.8, 12.0, 10.7]}, margin=0.1)
     'dense'
+    >>> winner({"dense": [24.8, 24.0, 40.0], "topk": [20.0, 29.6, 30.0]}, margin=0.1)
+    'dense'
     """
     best, *others = rounds
+    median = statistics.median
     for name in others:
         ratios = [b / a for a, b in zip(rounds[best], rounds[name], strict=True) if math.isfinite(b) and a > 0]
-        if ratios and statistics.median(ratios) < 1.0 - margin:
+        typical = median(rounds[name]) < (1.0 - margin) * median(rounds[best])
+        if ratios and typical and median(ratios) < 1.0 - margin:
             best = name
     return best
 

@@ -46,6 +46,11 @@ class SignSGD(Reducer):
         if self.scale not in SCALES:
             raise ValueError(f"SignSGD(scale={self.scale!r}): write 'one' or 'mean'.")
 
+    @property
+    def brings_momentum(self) -> bool:  # type: ignore[override]
+        """As Signum."""
+        return self.momentum > 0
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """No momentum yet."""
         return {"momentum": torch.zeros(bucket.numel)} if self.momentum else {}

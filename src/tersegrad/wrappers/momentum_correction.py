@@ -54,6 +54,11 @@ class MomentumCorrection(Reducer):
         """Not with momentum, which makes 1 / (1 - momentum) gradients of one; nor if gradients are clipped."""
         return self.momentum == 0 and self.clip is None and self.inner.conserves
 
+    @property
+    def brings_momentum(self) -> bool:  # type: ignore[override]
+        """That is what it is for."""
+        return self.momentum > 0
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """At rest, and nothing is late yet."""
         zeros = torch.zeros(bucket.numel)
