@@ -350,6 +350,13 @@ class Reducer(Spec, ABC):
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """A fresh state for this bucket."""
 
+    def plain(self, state: State, step: int) -> bool:
+        """Whether in that step ``reduce`` would take the mean of the bucket as it is, and nothing else.
+
+        Where all buckets say so, ``attach`` may let the process group do it, and ``reduce`` is not called.
+        """
+        return False
+
     @abstractmethod
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """Writes the mean into ``out`` and leaves in ``x`` what was not sent."""

@@ -10,12 +10,13 @@ State is kept per bucket and found by parameter name: DDP cuts its buckets anew 
 
 import queue
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -58,8 +59,8 @@ def attach(
     e.g. ``Throttled("100Mbit")``. ``seed`` feeds all randomness of the method. ``timeout`` is how many seconds a worker
     waits for another before it gives up. ``group`` is a gloo group for our use alone; it is needed only for a model
     that lives on some of the ranks, because all ranks must take part in making a group. ``optimizer`` tells the
-    learning rate (the highest of its groups) to specs that follow it (``Schedule``), and must have no momentum where the
-    spec has (``MomentumCorrection``).
+    learning rate (the highest of its groups) to specs that follow it (``Schedule``), and must have no momentum where
+    the spec has (``MomentumCorrection``).
 
     ``scaler`` is the GradScaler of mixed precision: what a method remembers is then kept in unscaled units, and
     survives a change of the scale. ``nonfinite`` says what becomes of a step with a NaN or an infinity on any rank:
@@ -210,6 +211,28 @@ class _Arrival:
         return whole[start : start + self.parameters[place].numel()]
 
 
+class _Underway:
+    """Buckets that the process group is at; the time in which there are any is what they take."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._since = 0.0
+        self._lock = threading.Lock()  # gloo has several threads
+
+    def begin(self) -> None:
+        """One more."""
+        with self._lock:
+            if self.count == 0:
+                self._since = time.perf_counter()
+            self.count += 1
+
+    def end(self) -> float:
+        """One less; returns the seconds since the first of them began if it was the last, else 0."""
+        with self._lock:
+            self.count -= 1
+            return time.perf_counter() - self._since if self.count == 0 else 0.0
+
+
 class Handle:
     """A running attachment: metrics, state, close."""
 
@@ -227,6 +250,9 @@ class Handle:
         self._squares = _squares_for(spec, model.module)
         self._square_sums: dict[tuple[int, ...], Tensor] = {}  # by bucket; the model's hooks add to them
         self._step = 0
+        self._in_step = False  # some of its buckets have come, and not the last
+        self._plain = False  # this step's buckets go to the process group without the worker
+        self._underway = _Underway()
         self._loaded_at = 0
         self._poisoned: list[str] = []  # parameters of this step whose mean is not finite
         self._nonfinite_steps = 0
@@ -255,7 +281,7 @@ class Handle:
             raise self._board.explain(NetworkError(str(error))) from error
 
     def _doing(self) -> faults.Doing:
-        busy = self._worker.busy
+        busy = self._worker.busy or self._underway.count > 0
         return busy, self._exchanged if busy else self._step
 
     def _agree(self) -> None:
@@ -277,7 +303,13 @@ class Handle:
                 f"DDP handed the hook a {type(bucket).__name__} instead of a bucket, as it does with torch.compile's "
                 'optimize_ddp="python_reducer". Use torch._dynamo.config.optimize_ddp = "ddp_optimizer".'
             )
-        parameters, last = bucket.parameters(), bucket.is_last()
+        last = bucket.is_last()
+        if not self._in_step:
+            self._plain = self._is_plain()
+        self._in_step = not last
+        if self._plain:
+            return self._start_plain(bucket, last)
+        parameters = bucket.parameters()
         squares = None if self._squares is None else self._squares_of(self._squares, parameters)
         arrival = _Arrival(
             bucket.buffer(),
@@ -291,6 +323,46 @@ class Handle:
         self._step += last
         self._worker.submit(lambda: self._arrive(arrival, last), lambda error: self._complete(arrival, last, error))
         return arrival.future.then(_unwrap)
+
+    def _is_plain(self) -> bool:
+        """Whether all that is wanted of the step that begins is the mean. The worker is idle, and all ranks agree."""
+        options, every = self._options, self._options.check_replicas
+        if options.network is not None or options.scaler is not None or options.nonfinite != "propagate":
+            return False
+        if (
+            self._squares is not None
+            or self._comm.size == 1
+            or self._worker.failed
+            or (every and self._step % every == 0)
+        ):
+            return False
+        if self._layout or self._step - self._loaded_at < STEPS_TO_REBUILD:
+            return False  # which buckets there will be is not known yet
+        return all(self.spec.plain(e.state, self._step) for e in self._entries.values())
+
+    def _start_plain(self, bucket: GradBucket, last: bool) -> torch.futures.Future[torch.Tensor]:
+        """As DDP itself does it: no other thread has to wake up for a bucket, which on busy cores takes its time."""
+        assert self._group is not None
+        buffer, self._exchanged = bucket.buffer(), self._step
+        self._step += last
+        traffic = all_reduce_traffic(self._comm.size, buffer.numel() * buffer.element_size())
+        self._comm.saw(traffic, time.perf_counter())
+        self._dense_bytes += traffic.sent
+        self._underway.begin()
+        work = dist.all_reduce(buffer.div_(self._comm.size), group=self._group, async_op=True)
+        assert work is not None
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(self._finish_plain)
+        return future
+
+    def _finish_plain(self, future: torch.futures.Future[Any]) -> Tensor:
+        """On gloo's thread. What went wrong is explained by the worker, as it always is."""
+        self._comm.timing.wait += self._underway.end()
+        try:
+            mean: Tensor = future.value()[0]
+        except RuntimeError as error:
+            lost = NetworkError(str(error))
+            return self._worker.call(lambda: _fail(lost), together=True)
+        return mean
 
     def _complete(self, arrival: _Arrival, last: bool, error: BaseException | None) -> None:
         """DDP waits for all buckets anyway; together they can still be changed when the last one is known."""
@@ -582,6 +654,10 @@ def _numbers(state: State, key: str) -> Iterator[Any]:
             yield from _numbers(value, key)
 
 
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
 def _unwrap(future: torch.futures.Future[Any]) -> Tensor:
     """Futures lose an exception's type and text when it is set on them, but keep what is raised here."""
     buffer, error = future.value()
@@ -621,6 +697,11 @@ class _Worker:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="tersegrad", daemon=True)
         self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it refuses everything."""
+        return self._failure is not None
 
     def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Queues work that all other ranks do too: once it has failed, the ranks are out of step."""

@@ -18,6 +18,10 @@ class Dense(Reducer):
         """Nothing to remember."""
         return {}
 
+    def plain(self, state: State, step: int) -> bool:
+        """Always; but a subclass that does more than this must be asked."""
+        return type(self).reduce is Dense.reduce
+
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """``out = sum over workers of x / n``; divided first, so that half precision does not overflow."""
         if out is not x:

@@ -30,6 +30,7 @@ from tersegrad.taps import Metered
 from tersegrad.wrappers.memory import refuse_memory
 
 FINALS = 3  # rounds in which the finalists take turns, so that a slow moment of the machine hits all of them
+REST = 2  # windows without a look after one in which all was as usual, where the plan is dense
 PATIENCE = 2  # windows in a row that must be off before the trials begin anew
 
 _log = logging.getLogger("tersegrad")
@@ -110,12 +111,17 @@ class Auto(Reducer):
             "finalists": [],
             "late": False,  # False: the residual is zero, on all workers
             "strikes": 0,  # windows in a row that were off
+            "rest": 0,  # until this step nothing is looked at
             "residual": torch.zeros(bucket.numel),
             "trials": {},
             "finals": {},  # seconds of a step in each; the first bucket's, for all
             "usual": {},  # the first window after the choice
             "methods": {f"method {name}": r.init(bucket, comm) for name, r in self.candidates.items()},
         }
+
+    def plain(self, state: State, step: int) -> bool:
+        """Between two looks, where all is dense and nothing is late."""
+        return state["plan"] == DENSE and not state["late"] and step < state["rest"]
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """By the method whose turn it is, with the clock running."""
@@ -140,6 +146,7 @@ class Auto(Reducer):
             self._watch(turn, bucket, state, comm, board)
         if board.again:
             later(state, position=self.warmup, finalists=[], usual={}, strikes=0)
+        later(state, rest=board.rest)
         board.leave()
 
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
@@ -260,10 +267,13 @@ class Auto(Reducer):
         usual = state["usual"]
         if not usual:
             later(state, usual={"wait": now.wait, "step": now.step})
+            board.rest = bucket.step + 1 + REST * self.window
             return
         off = self._changes(now, usual, board.plan, self._method(turn, board, state), _trials(state))
         strikes = state["strikes"] + 1 if off else 0
         later(state, strikes=strikes)
+        if not strikes:
+            board.rest = bucket.step + 1 + REST * self.window
         if strikes >= PATIENCE:
             board.again = True
             what = {"wait": "waiting for others", "step": "a step"}[off[0]]
@@ -315,6 +325,7 @@ class _Board:
         self.plan = DENSE
         self.finalists: list[str] = []
         self.again = False  # the trials shall begin anew
+        self.rest = 0  # until this step nothing is looked at
         self.trials: dict[int, dict[str, Trial]] = {}  # by bucket
         self._step = -1
         self._seen: list[int] = []  # buckets of this step so far
@@ -327,7 +338,7 @@ class _Board:
         if bucket.step != self._step or bucket.id in self._seen:
             self.trials = {known: trials for known, trials in self.trials.items() if known in self._seen}
             self.position, self.plan, self.again = state["position"], state["plan"], False
-            self.finalists = state["finalists"]
+            self.finalists, self.rest = state["finalists"], state["rest"]
             self._step, self._seen = bucket.step, []
             self._slack, self._slack_before = {}, self._slack
         else:
