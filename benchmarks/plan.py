@@ -40,7 +40,7 @@ from tersegrad.timing import environment, write_rows
 SPECS = ("none", "bf16", "topk", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.01)))")  # what Auto() chooses from
 AUTO = "Auto()"
 SETTLE = 6  # steps before the clock starts: DDP cuts its buckets anew in the first three
-DECIDE = 110  # of Auto: its trials end after 74 or 89
+DECIDE = 150  # of Auto: its trials end after 104 or 129
 SKIP = 2  # first steps of a block, in which caches still hold another model
 
 

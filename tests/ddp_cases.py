@@ -92,6 +92,27 @@ def same_as_plain(options: dict[str, Any], dtype: str = "float32") -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
+def straight_to_the_group(spec: str, options: dict[str, Any], count: int) -> dict[str, Any]:
+    """The same training with and without the worker thread; nonfinite="skip" needs it in every step."""
+    found: dict[str, Any] = {"plain": 0}
+    for policy in ("propagate", "skip"):
+        model = make(options)
+        handle = tersegrad.attach(model, spec, nonfinite=policy)
+        start = handle._start_plain
+
+        def counted(bucket: Any, last: bool, policy: str = policy, start: Any = start) -> Any:
+            found["plain" if policy == "propagate" else "wrong"] = found.get("plain", 0) + last
+            return start(bucket, last)
+
+        handle._start_plain = counted  # type: ignore[method-assign]
+        steps(model, 0, count)
+        metrics = handle.metrics()
+        found[policy] = [digest(model), metrics["bytes_sent"], metrics["dense_bytes"], metrics["steps"]]
+        found["waited"] = metrics["wait_seconds"] > 0
+        handle.close()
+    return found
+
+
 def telescoping(spec: str, options: dict[str, Any]) -> float:
     """With fixed weights over DDP's rebuild: sum of means + mean residual - sum of mean gradients, relative."""
     model = make(options)

@@ -40,6 +40,24 @@ def test_ddp_options(gloo4, spec, option):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
+def test_steps_without_the_worker_are_the_same(gloo4, option):
+    for found in gloo4.run(ddp_cases.straight_to_the_group, "Dense()", OPTIONS[option], 8):
+        assert found["plain"] == 5  # all but those in which DDP may cut its buckets anew
+        assert "wrong" not in found
+        assert found["propagate"] == found["skip"]
+        assert found["waited"]
+
+
+def test_auto_rests_where_all_is_dense(gloo4):
+    never = "Auto({'bf16': AllReduce(BF16())}, budget=1e-09, margin=0.9, change=1e9, warmup=1, trial=3, window=2)"
+    results = gloo4.run(ddp_cases.straight_to_the_group, never, {}, 60)
+    assert all_equal([found["plain"] for found in results])
+    assert results[0]["plain"] > 10
+    for found in results:
+        assert found["propagate"][0] == found["skip"][0]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
 def test_dense_is_plain_ddp(gloo4, option):
     assert max(gloo4.run(ddp_cases.same_as_plain, OPTIONS[option])) < 1e-6
 

@@ -115,10 +115,10 @@ def finalists(trials: Mapping[str, Trial], within_budget: Sequence[str], margin:
 
 
 def winner(rounds: Mapping[str, Sequence[float]], margin: float) -> str:
-    """As ``fastest``, of plans that took turns, by the median of the rounds' ratios and by the ratio of the medians.
+    """As ``fastest``, of plans that took turns; the gentler one is kept unless all that is known speaks against it.
 
-    A slow moment of the machine hits all plans of a round alike, and its ratios hardly; but if it was shorter than a
-    round it hit one plan, and then the two disagree. The gentler plan is kept unless both speak against it.
+    That is: the median of the rounds' ratios (a slow moment of the machine hits all plans of a round alike), the ratio
+    of the medians (unless it was shorter than a round, and hit one of them), and all rounds but at most one in five.
 
     >>> winner({"dense": [10.0, 30.0, 11.0], "topk": [8.0, 25.0, 8.9]}, margin=0.1)
     'topk'
@@ -132,7 +132,8 @@ def winner(rounds: Mapping[str, Sequence[float]], margin: float) -> str:
     for name in others:
         ratios = [b / a for a, b in zip(rounds[best], rounds[name], strict=True) if math.isfinite(b) and a > 0]
         typical = median(rounds[name]) < (1.0 - margin) * median(rounds[best])
-        if ratios and typical and median(ratios) < 1.0 - margin:
+        slower = sum(ratio >= 1.0 for ratio in ratios)
+        if ratios and typical and median(ratios) < 1.0 - margin and 5 * slower <= len(ratios):
             best = name
     return best
 

@@ -29,8 +29,8 @@ from tersegrad.reducers import AllGather, AllReduce, Dense, PowerSGD, TwoShot
 from tersegrad.taps import Metered
 from tersegrad.wrappers.memory import refuse_memory
 
-FINALS = 3  # rounds in which the finalists take turns, so that a slow moment of the machine hits all of them
-REST = 2  # windows without a look after one in which all was as usual, where the plan is dense
+FINALS = 5  # rounds in which the finalists take turns, so that a slow moment of the machine hits all of them
+REST = 4  # windows without a look after one in which all was as usual, where the plan is dense
 PATIENCE = 2  # windows in a row that must be off before the trials begin anew
 
 _log = logging.getLogger("tersegrad")
