@@ -19,6 +19,7 @@ from tersegrad.taps import Throttled
 _TORCH = re.compile(r"torch:(?P<hook>\w+)(?:\((?P<arguments>[^()]*)\))?")
 _PARAMETERS: dict[str, dict[str, int]] = {
     "noop": {},  # sends nothing, so that replicas drift apart: how long a step takes with no network at all
+    "allreduce": {},  # what plain DDP does, as a hook: what any hook costs
     "fp16": {},
     "bf16": {},
     "powersgd": {"rank": 1, "start": 10},
@@ -62,7 +63,7 @@ class Method:
         if not self.text.startswith("torch:"):
             return None
         match = _TORCH.fullmatch(self.text)
-        known = "torch:noop, torch:fp16, torch:bf16 and torch:powersgd(rank=2, start=10)"
+        known = "torch:noop, torch:allreduce, torch:fp16, torch:bf16 and torch:powersgd(rank=2, start=10)"
         if match is None or match["hook"] not in _PARAMETERS:
             raise ValueError(f"{self.text!r} is none of torch's hooks that the lab knows: {known}.")
         given: dict[str, int] = {}
@@ -100,6 +101,8 @@ class Method:
 def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: dict[str, int]) -> None:
     if name == "noop":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
+    elif name == "allreduce":
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
     elif name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "bf16":
