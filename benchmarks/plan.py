@@ -144,7 +144,7 @@ def launch(about: str, workers: int, network: Network | None) -> None:
         started.append(subprocess.Popen(argv, env={**os.environ, **environ}))
     codes = [process.wait() for process in started]
     if any(codes):
-        raise RuntimeError("the probe failed in a namespace; its words are above.")
+        raise RuntimeError("a worker failed in its namespace; its words are above.")
 
 
 def work(about: dict[str, Any]) -> None:
@@ -202,9 +202,9 @@ class Contender:
     """One spec, with a model of its own."""
 
     def __init__(self, about: dict[str, Any], spec: str):
-        self.workload = workloads.find(about["workload"])
-        self.data = self.workload.load(Path(about["data"]) if about["data"] else None)
         method = Method(spec)
+        self.workload = method.adapt(workloads.find(about["workload"]))
+        self.data = self.workload.load(Path(about["data"]) if about["data"] else None)
         self.model = DistributedDataParallel(self.workload.model(0), **method.ddp_options())
         self.optimizer = self.workload.optimizer(self.model)
         self.handle = method.install(self.model, self.optimizer, emulated(about), timeout=300.0)

@@ -101,7 +101,8 @@ def straight_to_the_group(spec: str, options: dict[str, Any], count: int) -> dic
         start = handle._start_plain
 
         def counted(bucket: Any, last: bool, policy: str = policy, start: Any = start) -> Any:
-            found["plain" if policy == "propagate" else "wrong"] = found.get("plain", 0) + last
+            key = "plain" if policy == "propagate" else "wrong"
+            found[key] = found.get(key, 0) + last
             return start(bucket, last)
 
         handle._start_plain = counted  # type: ignore[method-assign]

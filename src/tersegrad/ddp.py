@@ -2,7 +2,8 @@
 
 DDP hands over one bucket after another while backward is still running. Each is queued for ONE worker thread, which
 runs the blocking reducer on a process group of its own and completes the bucket's future with the mean. Collectives
-never run inside future callbacks: on gloo that hangs as soon as there are two buckets.
+never run inside future callbacks: on gloo that hangs as soon as there are two buckets. A step of which only the mean is
+wanted needs no worker: its buckets go to that process group at once, as DDP itself would do it.
 
 State is kept per bucket and found by parameter name: DDP cuts its buckets anew after the first steps.
 (No ``from __future__ import annotations`` here: DDP compares the hook's annotations as objects.)
@@ -140,8 +141,8 @@ def _refuse_the_optimizer(reducer: Reducer, optimizer: torch.optim.Optimizer | N
     twice = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
     if twice and any(part.brings_momentum for part in parts):
         raise ValueError(
-            f"{reducer!r} has momentum, and so has the optimizer (momentum={twice}): gradients would be applied twice "
-            f"as long. Give the optimizer momentum=0, as the method's paper does."
+            f"{reducer!r} has momentum, and so has the optimizer (momentum={twice}): it would be applied twice. Give "
+            "the optimizer momentum=0, as the method's paper does."
         )
 
 
@@ -510,7 +511,8 @@ class Handle:
 
         ``ratio`` compares with what a plain all-reduce of the same gradients would have sent. ``density`` is the
         fraction of elements that this rank's sparse methods sent in the last step; ``empty_sends`` counts the times a
-        bucket had nothing to send. ``layers`` holds what a method says about single layers (GradiVeQ).
+        bucket had nothing to send; ``nonfinite_steps`` the steps that were undone; a dense step has nothing to undo.
+        ``layers`` holds what a method says about single layers (GradiVeQ).
         """
         return self._worker.call(self._metrics)
 

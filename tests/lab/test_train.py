@@ -62,7 +62,6 @@ def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
     assert events[-1]["score"] == [e for e in events if e["event"] == "eval"][-1]["score"]
 
 
-@pytest.mark.slow
 def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path):
     whole = "MomentumCorrection(Dense(), momentum=0.9, nesterov=True, masking=False)"
     events = run(plan(tmp_path, "none", whole))
@@ -70,6 +69,7 @@ def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path):
     assert ours == pytest.approx(plain, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_finished_runs_are_kept_and_half_ones_made_again(tmp_path):
     p = plan(tmp_path, "bf16")
     run(p)

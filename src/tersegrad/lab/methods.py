@@ -1,7 +1,7 @@
 """Methods as the lab names them: one of our specs, ``none`` (plain DDP), or a hook of torch's own (``torch:...``)."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core import Reducer
 from tersegrad.ddp import Handle, attach
+from tersegrad.lab.workloads import Workload
 from tersegrad.reducers import Dense
 from tersegrad.spec import parse_reducer
 from tersegrad.taps import Throttled
@@ -45,13 +46,12 @@ class Method:
         """Our reducer, if it is one of ours."""
         return None if self.peer else parse_reducer(self.text)
 
-    @property
-    def brings_momentum(self) -> bool:
-        """Whether the optimizer must have none of its own."""
+    def adapt(self, workload: Workload) -> Workload:
+        """The workload as this method needs it: a method with momentum takes the place of the optimizer's."""
         reducer = self.reducer()
-        return reducer is not None and any(
-            isinstance(part, Reducer) and part.brings_momentum for part in reducer.walk()
-        )
+        parts = [] if reducer is None else reducer.walk()
+        brings = any(isinstance(part, Reducer) and part.brings_momentum for part in parts)
+        return replace(workload, momentum=0.0) if brings else workload
 
     @property
     def expression(self) -> str:

@@ -95,8 +95,7 @@ class Trainer:
         self.parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
         self.compute_ms = self._time_compute(module)
         method = Method(config.spec)
-        if method.brings_momentum:
-            self.workload = replace(self.workload, momentum=0.0)  # or there would be two
+        self.workload = method.adapt(self.workload)
         self.model = DistributedDataParallel(module, gradient_as_bucket_view=True, **method.ddp_options())
         self.optimizer = self.workload.optimizer(self.model)
         self.handle: Handle | None = method.install(self.model, self.optimizer, config.link, config.timeout)

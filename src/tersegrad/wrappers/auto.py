@@ -72,7 +72,7 @@ class Auto(Reducer):
     margin: float = 0.05  # how much faster a method must be than one before it, dense being the first of all
     warmup: int = 4  # dense steps before the trials; DDP cuts its buckets anew in the first three
     trial: int = 5  # steps a candidate is tried; more => less noise, longer trials
-    window: int = 50  # steps between two looks at whether anything has changed
+    window: int = 50  # steps of one look at whether anything has changed; longer => calmer, later to notice
     change: float = 1.5  # by what factor times must differ to try again; lower => more restless
 
     def __post_init__(self) -> None:
