@@ -4,44 +4,33 @@ python benchmarks/plan.py [--bandwidths 10Mbit,100Mbit,1Gbit,none] [--workers 2,
 
 In every cell of the grid (link x workers) the same processes do everything: the probe measures the network, the codecs
 and backward, and the planner predicts each spec's step; then every spec trains a model of its own, and Auto makes its
-choice; then all take turns, a block of steps each, round after round, so that a slow minute of the machine is slow for
-all of them. Times are rank 0's, the median over the rounds counts, and ratios are medians of the rounds' own ratios.
+choice; then all take turns, a block of steps each, round after round (``contenders.py``). Times are rank 0's, the
+median over the rounds counts, and ratios are medians of the rounds' own ratios.
 """
 
 import argparse
 import json
 import logging
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
+import contenders
+from contenders import Contender
 from tersegrad.comm import TorchComm
 from tersegrad.core import Comm
-from tersegrad.lab import workloads
-from tersegrad.lab.methods import Method
-from tersegrad.lab.network import Network
-from tersegrad.lab.train import Plan, open_network
 from tersegrad.plan import advice, probe
 from tersegrad.plan.advice import Setting
-from tersegrad.taps import Throttled
 from tersegrad.timing import environment, write_rows
 
 SPECS = ("none", "bf16", "topk", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.01)))")  # what Auto() chooses from
 AUTO = "Auto()"
 SETTLE = 6  # steps before the clock starts: DDP cuts its buckets anew in the first three
 DECIDE = 150  # of Auto: its trials end after 104 or 129
-SKIP = 2  # first steps of a block, in which caches still hold another model
 
 
 def main() -> None:
@@ -56,9 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20, help="of a block")
     parser.add_argument("--seconds", type=float, default=5.0, help="a block that would take longer has fewer steps")
-    parser.add_argument("--network", default="auto")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--json", type=Path)
+    contenders.add_arguments(parser)
     args = parser.parse_args()
     rows = []
     for workers in map(int, args.workers.split(",")):
@@ -71,41 +58,23 @@ def main() -> None:
 
 def cell(args: argparse.Namespace, workers: int, bandwidth: str | None) -> list[dict[str, Any]]:
     """One link and number of workers: what is predicted, what is measured."""
-    plan = Plan(
-        specs=tuple(args.specs),
-        workload=args.workload,
-        workers=workers,
-        network=args.network,
-        bandwidth=bandwidth,
-        latency=None,
-        seeds=(0,),
-        epochs=None,
-        steps=1,
-        seconds=None,
-        data=args.data,
-        out=Path(),
-        command="benchmarks/plan.py",
-    )
-    config = plan.configs()[0]
     print(f"\n{workers} workers, {bandwidth or 'not limited'}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="tersegrad-plan-") as folder, open_network(config) as network:
-        files = {"profile": f"{folder}/profile.json", "times": f"{folder}/times.json"}
-        about = {"workload": config.workload, "data": config.data, "specs": args.specs, **files}
-        about |= {"bandwidth": config.bandwidth if config.network == "throttled" else None}
-        about |= {key: getattr(args, key) for key in ("rounds", "steps", "seconds")}
-        launch(json.dumps(about), workers, network)
-        predicted = predict(probe.Profile.load(Path(files["profile"])))
-        times = json.loads(Path(files["times"]).read_text())
+    with tempfile.TemporaryDirectory(prefix="tersegrad-plan-") as folder:
+        told = {key: getattr(args, key) for key in ("specs", "rounds", "steps", "seconds")}
+        told |= {"profile": f"{folder}/profile.json", "times": f"{folder}/times.json"}
+        contenders.run(__file__, args, workers, bandwidth, told)
+        predicted = predict(probe.Profile.load(Path(told["profile"])))
+        times = json.loads(Path(told["times"]).read_text())
     about = {"workers": workers, "bandwidth": bandwidth, "workload": args.workload}
     rows = [
         {
             **about,
             "spec": spec,
-            "measured_ms": statistics.median(ms),
-            "rounds_ms": ms,
+            "measured_ms": statistics.median(contenders.of("step", blocks)),
+            "rounds_ms": contenders.of("step", blocks),
             "predicted_ms": predicted.get(spec),
         }
-        for spec, ms in times.items()
+        for spec, blocks in times.items()
     ]
     show(rows)
     return rows
@@ -123,66 +92,32 @@ def predict(profile: probe.Profile) -> dict[str, float]:
 # ---- the workers, in the lab's network ------------------------------------------------------------
 
 
-def launch(about: str, workers: int, network: Network | None) -> None:
-    """This file as workers: under torchrun, or one in each namespace."""
-    worker = [str(Path(__file__).resolve()), "--worker", about]
-    if network is None:
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-        subprocess.run([*argv, *worker], check=True)
-        return
-    started = []
-    for rank in range(workers):
-        environ = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(workers),
-            "MASTER_ADDR": network.address(0),
-            "MASTER_PORT": "29500",
-            "GLOO_SOCKET_IFNAME": network.interface(rank),
-            "OMP_NUM_THREADS": "1",
-        }
-        argv = network.command(rank, [sys.executable, *worker])
-        started.append(subprocess.Popen(argv, env={**os.environ, **environ}))
-    codes = [process.wait() for process in started]
-    if any(codes):
-        raise RuntimeError("a worker failed in its namespace; its words are above.")
-
-
 def work(about: dict[str, Any]) -> None:
     """One worker: the probe, then all specs in turn, with the workload's own model, batch and optimizer."""
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="Grad strides do not match")  # channels last; DDP says so once a model
-    dist.init_process_group("gloo")
+    contenders.begin()
     leader = dist.get_rank() == 0
     logging.basicConfig(level=logging.INFO if leader else logging.WARNING, stream=sys.stdout, format="  %(message)s")
     profile = measure(about)
     if leader:
         profile.save(Path(about["profile"]))
-    contenders = {spec: Contender(about, spec) for spec in (*about["specs"], AUTO)}
-    for spec, contender in contenders.items():
+    racing = {spec: Contender(about, spec) for spec in (*about["specs"], AUTO)}
+    for spec, contender in racing.items():
         contender.run(DECIDE if spec == AUTO else SETTLE)
-    times: dict[str, list[float]] = {spec: [] for spec in contenders}
-    order = list(contenders)
-    for turn in range(about["rounds"]):
-        for spec in order[turn % len(order) :] + order[: turn % len(order)]:
-            times[spec].append(contenders[spec].block(about["steps"], about["seconds"]))
+    times = contenders.take_turns(racing, about["rounds"], about["steps"], about["seconds"])
     if leader:
         Path(about["times"]).write_text(json.dumps(times))
-    for contender in contenders.values():
-        if contender.handle is not None:
-            contender.handle.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    contenders.end(racing)
 
 
 def measure(about: dict[str, Any]) -> probe.Profile:
     """What the planner is given."""
-    workload = workloads.find(about["workload"])
+    workload = contenders.workload_of(about)
     data = workload.load(Path(about["data"]) if about["data"] else None)
     model = workload.model(0)
     optimizer = workload.optimizer(model)
     batch = next(iter(workload.batches(data, 0, dist.get_rank(), dist.get_world_size(), 0)))
     comm: Comm = TorchComm(dist.new_group())
-    if link := emulated(about):
+    if link := contenders.emulated(about):
         comm = link(comm)
 
     def update() -> None:
@@ -191,53 +126,6 @@ def measure(about: dict[str, Any]) -> probe.Profile:
 
     ours = [spec for spec in about["specs"] if not spec.startswith("torch:")]  # others are measured, not predicted
     return probe.measure(comm, ours, model, lambda: workload.loss(model, batch)[0], step=update)
-
-
-def emulated(about: dict[str, Any]) -> Throttled | None:
-    """The slow link, where the kernel does not make one."""
-    return Throttled(about["bandwidth"]) if about["bandwidth"] else None
-
-
-class Contender:
-    """One spec, with a model of its own."""
-
-    def __init__(self, about: dict[str, Any], spec: str):
-        method = Method(spec)
-        self.workload = method.adapt(workloads.find(about["workload"]))
-        self.data = self.workload.load(Path(about["data"]) if about["data"] else None)
-        self.model = DistributedDataParallel(self.workload.model(0), **method.ddp_options())
-        self.optimizer = self.workload.optimizer(self.model)
-        self.handle = method.install(self.model, self.optimizer, emulated(about), timeout=300.0)
-        self.batches = self._batches()
-        self.state: Any = None
-        self.step_seconds = 0.0
-
-    def _batches(self) -> Iterator[workloads.Batch]:
-        epoch = 0
-        while True:
-            yield from self.workload.batches(self.data, epoch, dist.get_rank(), dist.get_world_size(), 0)
-            epoch += 1
-
-    def run(self, steps: int) -> None:
-        """Trains, and keeps how long a step took."""
-        dist.barrier()
-        started = time.perf_counter()
-        for place in range(steps):
-            if place == SKIP:
-                started = time.perf_counter()
-            self.optimizer.zero_grad()
-            loss, self.state = self.workload.loss(self.model, next(self.batches), self.state)
-            loss.backward()
-            self.workload.clip(self.model)
-            self.optimizer.step()
-        self.step_seconds = (time.perf_counter() - started) / (steps - SKIP)
-
-    def block(self, steps: int, seconds: float) -> float:
-        """Milliseconds of a step, in a block of so many steps or so many seconds."""
-        most = torch.tensor([int(seconds / self.step_seconds)])
-        dist.broadcast(most, 0)  # all workers make the same steps
-        self.run(min(steps, max(SKIP + 2, int(most))))
-        return 1e3 * self.step_seconds
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -259,7 +147,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
     """The median of the rounds' ratios: what is slow for both cancels."""
-    return statistics.median(a / b for a, b in zip(one["rounds_ms"], other["rounds_ms"], strict=True))
+    return statistics.median(contenders.ratios(one["rounds_ms"], other["rounds_ms"]))
 
 
 def error(row: dict[str, Any]) -> float:

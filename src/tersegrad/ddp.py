@@ -9,6 +9,7 @@ State is kept per bucket and found by parameter name: DDP cuts its buckets anew 
 (No ``from __future__ import annotations`` here: DDP compares the hook's annotations as objects.)
 """
 
+import math
 import queue
 import threading
 import time
@@ -506,17 +507,18 @@ class Handle:
 
     # ---- for the user ----------------------------------------------------------------------------
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self, norms: bool = True) -> dict[str, Any]:
         """Totals since attach, on this rank. Bytes are those that left this worker, headers and padding included.
 
         ``ratio`` compares with what a plain all-reduce of the same gradients would have sent. ``density`` is the
         fraction of elements that this rank's sparse methods sent in the last step; ``empty_sends`` counts the times a
         bucket had nothing to send; ``nonfinite_steps`` the steps that were undone; a dense step has nothing to undo.
-        ``layers`` holds what a method says about single layers (GradiVeQ).
+        ``layers`` holds what a method says about single layers (GradiVeQ). ``norms=False`` leaves out the norm of the
+        residual, which alone has to read as many numbers as there are parameters.
         """
-        return self._worker.call(self._metrics)
+        return self._worker.call(lambda: self._metrics(norms))
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self, norms: bool) -> dict[str, Any]:
         total, timing = self._comm.total, self._comm.timing
         entries = [entry.state for entry in self._entries.values()]
         sent, of = (sum(n for state in entries for n in _numbers(state, key)) for key in ("_sent", "_of"))
@@ -534,9 +536,9 @@ class Handle:
             "decode_seconds": timing.decode,
             "density": sent / of if of else 1.0,
             "empty_sends": sum(n for state in entries for n in _numbers(state, "empty")),
-            "residual_norm": sum(float(r.norm()) ** 2 for state in entries for r in _numbers(state, "residual")) ** 0.5,
             "collectives": {name: meter.calls for name, meter in self._comm.by_collective.items()},
             "layers": self._reports(),
+            **({"residual_norm": _residual_norm(entries)} if norms else {}),
         }
 
     def _reports(self) -> dict[str, Any]:
@@ -654,6 +656,11 @@ def _numbers(state: State, key: str) -> Iterator[Any]:
             yield value
         elif isinstance(value, dict):
             yield from _numbers(value, key)
+
+
+def _residual_norm(entries: list[State]) -> float:
+    norms = [float(residual.norm()) for state in entries for residual in _numbers(state, "residual")]
+    return math.hypot(*norms)
 
 
 def _fail(error: Exception) -> NoReturn:

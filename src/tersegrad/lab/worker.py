@@ -215,13 +215,14 @@ class Trainer:
     def _log(self, loss: float, out: TextIO | None) -> None:
         if self.rank:
             return
-        seconds = self.seconds
+        seconds, cpu = self.seconds, time.process_time()
         split: dict[str, Any] = dict.fromkeys(("encode", "wait", "decode", "density"))
         if self.handle is not None:
-            metrics = self.handle.metrics()
+            metrics = self.handle.metrics(norms=False)
             split = {key: metrics[f"{key}_seconds"] for key in ("encode", "wait", "decode")}
             split["density"] = metrics["density"]
-        self._write(out, "step", step=self.done, seconds=seconds, loss=loss, **self._sent(), **self.spent, **split)
+        times = {"seconds": seconds, "cpu": cpu, **self.spent, **split}
+        self._write(out, "step", step=self.done, loss=loss, **self._sent(), **times)
 
     def _sent(self) -> dict[str, int | None]:
         """Bytes that left this worker: as the kernel counted them where it does, and by our own account."""
@@ -232,7 +233,7 @@ class Trainer:
     def _accounted(self) -> int | None:
         """Our own count; None for torch's hooks, which keep none."""
         if self.handle is not None:
-            sent: int = self.handle.metrics()["bytes_sent"]
+            sent: int = self.handle.metrics(norms=False)["bytes_sent"]
             return sent
         if self.config.spec == "none":
             return self.done * all_reduce_traffic(self.size, 4 * self.parameters).sent
