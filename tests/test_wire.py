@@ -124,7 +124,7 @@ def test_one_stray_worker_is_named_on_every_rank(what):
         spec = TopK(0.2) if stray and what == "spec" else SPEC
         payload = spec.encode(X[: b.numel], spec.init(b, 0))
         with pytest.raises(FrameError) as caught:
-            wire.gather(payload, spec.fingerprint(), b, comm, {})
+            wire.start_gather(payload, spec.fingerprint(), b, comm, {}).wait()
         return str(caught.value)
 
     messages = local.run(4, work)
@@ -143,7 +143,8 @@ def test_frames_of_any_length_travel_in_one_round_and_unpadded():
             payload = Payload.empty(mine, 100, {}, torch.device("cpu"))
             payload.body.copy_(torch.arange(mine) % 251 + comm.rank)
             before = meter.total.sent
-            for rank, theirs in enumerate(wire.gather(payload, 7, bucket(step), meter, state)):
+            gathered = wire.start_gather(payload, 7, bucket(step), meter, state).wait()
+            for rank, theirs in enumerate(gathered):
                 assert torch.equal(theirs.body, (torch.arange(length * (1 + rank)) % 251 + rank).to(torch.uint8))
             assert meter.total.sent - before == 2 * (HEADER_NBYTES + mine)
         assert meter.by_collective["shift"].calls == 2 * len(lengths)
@@ -155,7 +156,7 @@ def test_a_payload_longer_than_any_can_be_is_not_sent():
     def work(comm: local.LocalComm) -> None:
         payload = Payload.empty(wire.max_body_nbytes(bucket(0)) + 1, 100, {}, torch.device("cpu"))
         with pytest.raises(ValueError, match="can be needed"):
-            wire.gather(payload, 7, bucket(0), comm, {})
+            wire.start_gather(payload, 7, bucket(0), comm, {})
 
     local.run(2, work)
 

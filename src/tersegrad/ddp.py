@@ -1,24 +1,21 @@
-"""attach(): the only file that knows DDP, futures and threads.
+"""attach(): the only file that knows DDP and futures.
 
-DDP hands over one bucket after another while backward is still running. Each is queued for ONE worker thread, which
-runs the blocking reducer on a process group of its own and completes the bucket's future with the mean. Collectives
-never run inside future callbacks: on gloo that hangs as soon as there are two buckets. A step of which only the mean is
-wanted needs no worker: its buckets go to that process group at once, as DDP itself would do it.
+DDP hands over one bucket after another while backward is still running. Each is queued for ONE worker thread
+(``worker.py``), which runs the blocking reducer on a process group of its own and completes the bucket's future with
+the mean. Collectives never run inside future callbacks: on gloo that hangs as soon as there are two buckets. A step of
+which only the mean is wanted needs no worker: its buckets go to that process group at once, as DDP itself would do it.
 
 State is kept per bucket and found by parameter name: DDP cuts its buckets anew after the first steps.
 (No ``from __future__ import annotations`` here: DDP compares the hook's annotations as objects.)
 """
 
 import math
-import queue
-import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -35,8 +32,7 @@ from tersegrad.core import Bucket, Comm, Reducer, Spec, State
 from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 from tersegrad.spec import parse_reducer
 from tersegrad.taps import Metered
-
-T = TypeVar("T")
+from tersegrad.worker import Underway, Worker
 
 NONFINITE = ("propagate", "skip", "raise")
 STEPS_TO_REBUILD = 3  # DDP cuts its final buckets after the first step, or the second with a static graph
@@ -213,28 +209,6 @@ class _Arrival:
         return whole[start : start + self.parameters[place].numel()]
 
 
-class _Underway:
-    """Buckets that the process group is at; the time in which there are any is what they take."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._since = 0.0
-        self._lock = threading.Lock()  # gloo has several threads
-
-    def begin(self) -> None:
-        """One more."""
-        with self._lock:
-            if self.count == 0:
-                self._since = time.perf_counter()
-            self.count += 1
-
-    def end(self) -> float:
-        """One less; returns the seconds since the first of them began if it was the last, else 0."""
-        with self._lock:
-            self.count -= 1
-            return time.perf_counter() - self._since if self.count == 0 else 0.0
-
-
 class Handle:
     """A running attachment: metrics, state, close."""
 
@@ -254,7 +228,7 @@ class Handle:
         self._step = 0
         self._in_step = False  # some of its buckets have come, and not the last
         self._plain = False  # this step's buckets go to the process group without the worker
-        self._underway = _Underway()
+        self._underway = Underway()
         self._loaded_at = 0
         self._poisoned: list[str] = []  # parameters of this step whose mean is not finite
         self._nonfinite_steps = 0
@@ -262,7 +236,7 @@ class Handle:
         self._exchanged = 0  # the step that the worker is in
         self._own_group = options.group is None
         self._group: dist.ProcessGroup | None = None
-        self._worker = _Worker(lambda error: self._board.explain(error))
+        self._worker = Worker(lambda error: self._board.explain(error))
         self._board = faults.Board(model.process_group, options.group, self._doing)
         try:
             self._group = options.group or self._new_group()
@@ -690,82 +664,3 @@ def _warm_up(spec: Reducer) -> None:
 
 def _some(names: list[str], at_most: int = 5) -> str:
     return ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
-
-
-class _Worker:
-    """One thread that does jobs in the order in which they came. After a failed bucket it refuses all others.
-
-    ``explain`` makes of an error one that says whose fault it is.
-    """
-
-    def __init__(self, explain: Callable[[BaseException], BaseException]) -> None:
-        self._explain = explain
-        self.busy = False  # whether it is at something that other ranks do too
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException | None], None]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._loop, name="tersegrad", daemon=True)
-        self._thread.start()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it refuses everything."""
-        return self._failure is not None
-
-    def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Queues work that all other ranks do too: once it has failed, the ranks are out of step."""
-        self._jobs.put((lambda: self._with_others(work), done))
-
-    def _with_others(self, work: Callable[[], None]) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self.busy = True
-        try:
-            work()
-        except BaseException as error:
-            # Messages under way are held by frames of the traceback; they would keep gloo's sockets open after close(),
-            # and its thread spins on a socket that the other end has closed.
-            traceback.clear_frames(error.__traceback__)
-            self._failure = self._explain(error)
-            raise self._failure from error
-        finally:
-            self.busy = False
-
-    def call(self, work: Callable[[], T], together: bool = False) -> T:
-        """Does something between two buckets, and waits for the result; ``together``: all other ranks do it too."""
-        if not self._thread.is_alive():
-            return work()  # closed: nothing else can be running
-        results: list[T] = []
-        errors: list[BaseException | None] = []
-        finished = threading.Event()
-
-        def done(error: BaseException | None) -> None:
-            errors.append(error)
-            finished.set()
-
-        def job() -> None:
-            results.append(work())
-
-        self._jobs.put(((lambda: self._with_others(job)) if together else job, done))
-        finished.wait()
-        if errors[0] is not None:
-            raise errors[0]
-        return results[0]
-
-    def stop(self) -> bool:
-        """Ends the thread after what is queued; False if it had ended before."""
-        if not self._thread.is_alive():
-            return False
-        self._jobs.put(None)
-        self._thread.join()
-        return True
-
-    def _loop(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, done = job
-            try:
-                work()
-            except BaseException as error:
-                done(error)
-            else:
-                done(None)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Payload, State, scratch
+from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Payload, Pending, State, scratch
 
 MAGIC = b"TGRD"
 VERSION = 1
@@ -74,12 +74,12 @@ def open_frame(frame: Tensor, spec: int, bucket: Bucket, rank: int = 0) -> Paylo
     return Payload(frame[HEADER_NBYTES:], header.numel, not header.flags & NONFINITE, frame)
 
 
-def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State) -> list[Payload]:
-    """Every worker's payload in rank order, all checked.
+def start_gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State) -> "Gathering":
+    """Begins to bring every worker's payload to all; what does not need them can be done meanwhile.
 
     One round: everybody sends its frame straight to all others. Nobody needs to know a length before, and nothing is
     filled up to the longest: a message may be shorter than the room for it, and memory that none reaches is never
-    touched. All headers are checked before any body, so that a stray worker is named on all others alike.
+    touched.
     """
     frame = seal(payload, spec, bucket)
     room = HEADER_NBYTES + max_body_nbytes(bucket)
@@ -90,13 +90,31 @@ def gather(payload: Payload, spec: int, bucket: Bucket, comm: Comm, state: State
     under_way = [
         comm.start_shift(frame, receiving(state, f"from {by}", room, frame.device), by) for by in range(1, comm.size)
     ]
-    blocks = [frame] + [pending.wait() for pending in under_way]  # of this rank, the previous one, ...
-    ranks = [(comm.rank - by) % comm.size for by in range(comm.size)]
-    in_order = dict(sorted(zip(ranks, blocks, strict=True)))
-    headers = {rank: read_header(block, rank) for rank, block in in_order.items()}
-    for rank, header in headers.items():
-        check_header(header, spec, bucket, rank)
-    return [_open(in_order[rank], header, rank) for rank, header in headers.items()]
+    return Gathering(frame, under_way, spec, bucket, comm.rank)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Frames on their way; the own one must stay as it is until ``wait``."""
+
+    frame: Tensor
+    under_way: list[Pending]
+    spec: int
+    bucket: Bucket
+    rank: int
+
+    def wait(self) -> list[Payload]:
+        """Every worker's payload in rank order. To be called once.
+
+        All headers are checked before any body, so that a stray worker is named on all others alike.
+        """
+        blocks = [self.frame] + [pending.wait() for pending in self.under_way]  # of this rank, the previous one, ...
+        ranks = [(self.rank - by) % len(blocks) for by in range(len(blocks))]
+        in_order = dict(sorted(zip(ranks, blocks, strict=True)))
+        headers = {rank: read_header(block, rank) for rank, block in in_order.items()}
+        for rank, header in headers.items():
+            check_header(header, self.spec, self.bucket, rank)
+        return [_open(in_order[rank], header, rank) for rank, header in headers.items()]
 
 
 def receiving(state: State, key: str, room: int, device: torch.device) -> Tensor:

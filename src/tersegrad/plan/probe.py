@@ -115,7 +115,7 @@ def measure_network(comm: Comm, sizes: Sequence[int] = SIZES, rounds: int = ROUN
 
 
 def _to_all(comm: Comm, x: Tensor) -> None:
-    """The pattern of ``wire.gather``."""
+    """The pattern of ``wire.start_gather``."""
     under_way = [comm.start_shift(x, torch.empty_like(x), by) for by in range(1, comm.size)]
     for message in under_way:
         message.wait()

@@ -30,13 +30,16 @@ class AllGather(Reducer):
         return self.compressor.init(bucket, mix_seed(bucket.seed, bucket.id, comm.rank))
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
-        """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits."""
+        """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits.
+
+        What needs this worker's payload alone is done while the others' are on their way.
+        """
         compressor = self.compressor
         payload = compressor.encode(x, state)
-        payloads = wire.gather(payload, self.fingerprint(), bucket, comm, state)
+        gathering = wire.start_gather(payload, self.fingerprint(), bucket, comm, state)
         if out is not x:
             compressor.remove(payload, x, state)
         acc = compressor.accumulator(out, state)
-        for theirs in payloads:
+        for theirs in gathering.wait():
             compressor.accumulate(theirs, acc, 1.0 / comm.size)
         compressor.finish(acc, out, state)
