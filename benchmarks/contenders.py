@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What all benchmarks of this kind are told."""
     parser.add_argument("--network", default="auto")
     parser.add_argument("--batch", type=int, help="per worker (default: the workload's)")
+    parser.add_argument("--bucket-mb", type=float, default=25.0, help="DDP's bucket_cap_mb")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--json", type=Path)
 
@@ -62,7 +63,8 @@ def run(file: str, args: argparse.Namespace, workers: int, bandwidth: str | None
     )
     config = plan.configs()[0]
     with open_network(config) as network:
-        _launch(file, json.dumps(_told(config) | about), workers, network)
+        told = _told(config) | {"bucket_mb": args.bucket_mb} | about
+        _launch(file, json.dumps(told), workers, network)
 
 
 def _told(config: Config) -> dict[str, Any]:
@@ -141,8 +143,8 @@ class Contender:
         method = Method(spec)
         self.workload = method.adapt(workload_of(about))
         self.data = self.workload.load(Path(about["data"]) if about["data"] else None)
-        module = self.workload.model(0)
-        self.model = DistributedDataParallel(module, gradient_as_bucket_view=True, **method.ddp_options())
+        options = {"gradient_as_bucket_view": True, "bucket_cap_mb": about["bucket_mb"]} | method.ddp_options()
+        self.model = DistributedDataParallel(self.workload.model(0), **options)
         self.optimizer = self.workload.optimizer(self.model)
         self.handle = method.install(self.model, self.optimizer, emulated(about), timeout=300.0)
         self.batches = self._batches()

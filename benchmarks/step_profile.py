@@ -1,7 +1,7 @@
 """Where the milliseconds of a step go: forward, backward, update; and beside backward encode, wait, decode.
 
 python benchmarks/step_profile.py [SPEC ...] [--workload cifar-vgg] [--batch 8] [--workers 4] [--bandwidth 100Mbit]
-    [--rounds 7] [--steps 6] [--seconds 20] [--data DIR] [--json FILE]
+    [--bucket-mb 25] [--rounds 7] [--steps 6] [--seconds 20] [--data DIR] [--json FILE]
 
 All specs train in turn, in the same processes in the lab's network (``contenders.py``): a block of steps each, a round
 of blocks after the other. Shown is the median over the rounds; "of no network" is the median of the rounds' own ratios
