@@ -58,6 +58,11 @@ PRESETS = {
     "topk": Preset(
         SPARSE, "ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"
     ),
+    "topk8": Preset(
+        SPARSE,
+        "ErrorFeedback(AllGather(TopK(ratio=0.01, values=Blockwise())))",
+        "as topk, with a byte for each value instead of four",
+    ),
     "dgc": Preset(
         SPARSE,
         "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(ratio=0.001))), 'ratio', "
