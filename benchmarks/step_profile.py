@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("specs", nargs="*", default=list(SPECS))
     parser.add_argument("--workload", default="cifar-vgg")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--bandwidth", default="100Mbit")
+    parser.add_argument("--bandwidth", default="100Mbit", help="none: not limited")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6, help="of a block; the first is not counted")
     parser.add_argument("--seconds", type=float, default=20.0, help="a block that would take longer has fewer steps")
@@ -60,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tersegrad-profile-") as folder:
         about = {key: getattr(args, key) for key in ("specs", "rounds", "steps", "seconds", "settle")}
         about["blocks"] = f"{folder}/blocks.json"
-        contenders.run(__file__, args, args.workers, args.bandwidth, about)
+        contenders.run(__file__, args, args.workers, None if args.bandwidth == "none" else args.bandwidth, about)
         blocks = json.loads(Path(about["blocks"]).read_text())
     rows = [profile(spec, blocks, args.workload, args.workers) for spec in blocks]
     show(rows)
