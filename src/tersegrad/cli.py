@@ -92,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--epochs", type=_count, help="passes over the data (default: the workload's own)")
     train.add_argument("--seconds", type=float, help="stop after this much training time")
     train.add_argument("--seeds", type=_seeds, default=(0,), help="comma-separated, one run each (default: 0)")
-    train.add_argument("--no-eval", action="store_true", help="do not measure accuracy; for timing")
+    evaluate = train.add_mutually_exclusive_group()
+    evaluate.add_argument("--eval-every", type=_count, metavar="STEPS", help="accuracy also every so many steps")
+    evaluate.add_argument("--no-eval", action="store_true", help="do not measure accuracy; for timing")
     train.set_defaults(run=_train)
 
     report = commands.add_parser("report", help="a page with plots and tables out of a folder of runs")
@@ -341,7 +343,7 @@ def _train(args: argparse.Namespace) -> int:
 
     from tersegrad.lab import train
 
-    more = {"bandwidth": args.bandwidth, "epochs": args.epochs, "seconds": args.seconds, "seeds": args.seeds}
+    more = {key: getattr(args, key) for key in ("bandwidth", "epochs", "seconds", "seeds", "eval_every")}
     return train.train(_plan(args, **more, evaluate=not args.no_eval), Console())
 
 

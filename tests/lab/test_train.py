@@ -62,6 +62,15 @@ def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
     assert events[-1]["score"] == [e for e in events if e["event"] == "eval"][-1]["score"]
 
 
+def test_evaluations_can_be_more_frequent_than_epochs_and_change_nothing(tmp_path):
+    """And the last step is evaluated once, whether or not it is one of them."""
+    often = run(plan(tmp_path / "often", "topk", eval_every=4))["topk"]
+    seldom = run(plan(tmp_path / "seldom", "topk"))["topk"]
+    assert [e["step"] for e in often if e["event"] == "eval"] == [4, 8, 12]
+    assert [e["step"] for e in seldom if e["event"] == "eval"] == [12]
+    assert often[-1]["score"] == seldom[-1]["score"]
+
+
 def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path):
     whole = "MomentumCorrection(Dense(), momentum=0.9, nesterov=True, masking=False)"
     events = run(plan(tmp_path, "none", whole))

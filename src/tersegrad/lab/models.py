@@ -37,16 +37,20 @@ def resnet20() -> nn.Module:
     return _he(net)
 
 
-def vgg16() -> nn.Module:
-    """VGG-16 for CIFAR-10: its 13 convolutions with BatchNorm and one linear layer, 14,724,042 parameters."""
+def vgg16(slim: int = 1) -> nn.Module:
+    """VGG-16 for CIFAR-10: its 13 convolutions with BatchNorm and one linear layer, 14,724,042 parameters.
+
+    ``slim`` divides the width of every layer; 4 leaves 923,130 parameters.
+    """
     layers: list[nn.Module] = []
     channels = 3
-    for width, depth in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]:
+    for full_width, depth in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]:
+        width = full_width // slim
         for _ in range(depth):
             layers += [_conv(channels, width), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
         layers.append(nn.MaxPool2d(2))
-    return _he(nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10)))
+    return _he(nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10)))
 
 
 class Residual(nn.Module):

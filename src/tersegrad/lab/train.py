@@ -55,6 +55,7 @@ class Plan:
     command: str
     timeout: float = 300.0
     evaluate: bool = True
+    eval_every: int | None = None  # evaluate every so many steps too, not only after an epoch
     batch: int | None = None  # per worker; None: the workload's own
 
     def configs(self) -> list[Config]:
@@ -110,6 +111,7 @@ class Plan:
             command=self.command,
             timeout=self.timeout,
             evaluate=self.evaluate,
+            eval_every=self.eval_every,
             modules=loaded_modules(),
             batch=self.batch,
         )

@@ -50,7 +50,8 @@ class Config:
     command: str
     threads: int = 1  # of each worker
     timeout: float = 300.0
-    evaluate: bool = True  # after each epoch; False where only time is of interest
+    evaluate: bool = True  # False where only time is of interest
+    eval_every: int | None = None  # evaluate every so many steps too, not only after an epoch
     interface: str | None = None  # whose bytes the kernel counts, in a namespace
     batch: int | None = None  # per worker; None: the workload's own
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
@@ -104,6 +105,7 @@ class Trainer:
         self.schedule = self.workload.schedule(self.optimizer, self.planned)
         self.log_every = max(1, min(10, self.planned // 20))
         self.began, self.paused, self.done = 0.0, 0.0, 0
+        self.evaluated = 0  # the step after which the last evaluation was made
         self.spent = dict.fromkeys(("forward", "backward", "update"), 0.0)
         self.sent_before = self._kernel_bytes()
         self.score: float | None = None
@@ -124,7 +126,7 @@ class Trainer:
             while not self._over():
                 self._epoch(epoch, out)
                 epoch += 1
-                self._evaluate(epoch, out)
+                self._evaluate(out)
             self._write(out, "end", step=self.done, seconds=self.seconds, score=self.score, **self._sent())
         finally:
             if out is not None:
@@ -152,6 +154,8 @@ class Trainer:
             self.done += 1
             if self.done % self.log_every == 0:
                 self._log(float(loss.detach()), out)
+            if self.config.eval_every is not None and self.done % self.config.eval_every == 0:
+                self._evaluate(out)
 
     def _over(self) -> bool:
         """All workers stop together: by steps, which all count alike, or when rank 0's clock says so."""
@@ -163,14 +167,16 @@ class Trainer:
         dist.broadcast(verdict, 0)
         return bool(verdict)
 
-    def _evaluate(self, epoch: int, out: TextIO | None) -> None:
-        """On rank 0; the others wait. The clock stands still."""
-        if not self.config.evaluate:
+    def _evaluate(self, out: TextIO | None) -> None:
+        """On rank 0, once after a step; the others wait. The clock stands still."""
+        if not self.config.evaluate or self.evaluated == self.done:
             return
+        self.evaluated = self.done
         seconds = self.seconds
         if self.rank == 0:
             self.score = self.workload.evaluate(self.model.module, self.data)
-            about = {"step": self.done, "epoch": epoch, "seconds": seconds, "score": self.score}
+            epochs = self.done / self.epoch_steps
+            about = {"step": self.done, "epoch": epochs, "seconds": seconds, "score": self.score}
             self._write(out, "eval", **about, **self._sent())
         dist.barrier()
         self.paused += self.seconds - seconds

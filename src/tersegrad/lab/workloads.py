@@ -390,6 +390,14 @@ WORKLOADS = {
             weight_decay=5e-4,
         ),
         Workload(
+            *("cifar-vgg-slim", _CIFAR, datasets.cifar10, partial(models.vgg16, slim=4)),
+            parameters=923_130,
+            batch=32,
+            epochs=5,
+            learning_rate=0.1,
+            weight_decay=5e-4,
+        ),
+        Workload(
             *("ptb-lstm", Streams(length=35), datasets.penn_treebank),
             build=partial(models.WordLSTM, 10_000, 1500, layers=2, dropout=0.65, spread=0.04),
             parameters=66_034_000,
