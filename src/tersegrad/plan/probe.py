@@ -40,7 +40,10 @@ SIZES = (1_000, 16_000, 128_000, 1_000_000, 8_000_000)  # bytes
 ROUNDS = 7
 BURST = 64  # messages
 ENOUGH = 1.5  # seconds: a size that takes longer is the last, and is measured in few rounds
-SPECS = ("none", "bf16", "topk", "topk8", "sidco", "powersgd", "qsgd", "ErrorFeedback(TwoShot(TopK(ratio=0.01)))")
+SPECS = (
+    *("none", "bf16", "topk", "topk8", "topk4", "sidco", "powersgd", "qsgd"),
+    "ErrorFeedback(TwoShot(TopK(ratio=0.01)))",
+)
 
 
 @dataclass(frozen=True)
