@@ -65,8 +65,8 @@ PRESETS = {
     ),
     "topk4": Preset(
         SPARSE,
-        "ErrorFeedback(AllGather(TopK(ratio=0.05, values=RangeFloat(bits=4))))",
-        "the largest 5 % in four bits each: the bytes of topk, and nearer to plain training",
+        "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))",
+        "the largest 3 % in four bits each: fewer bytes than topk, and nearer to plain training",
     ),
     "dgc": Preset(
         SPARSE,
