@@ -140,7 +140,7 @@ class Contender:
     """One spec, with a model of its own."""
 
     def __init__(self, about: dict[str, Any], spec: str):
-        method = Method(spec)
+        method = Method(spec).settled()  # blocks of a few steps would show its beginning alone
         self.workload = method.adapt(workload_of(about))
         self.data = self.workload.load(Path(about["data"]) if about["data"] else None)
         options = {"gradient_as_bucket_view": True, "bucket_cap_mb": about["bucket_mb"]} | method.ddp_options()

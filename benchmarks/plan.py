@@ -27,7 +27,7 @@ from tersegrad.plan import advice, probe
 from tersegrad.plan.advice import Setting
 from tersegrad.timing import environment, write_rows
 
-SPECS = ("none", "bf16", "topk", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.01)))")  # what Auto() chooses from
+SPECS = ("none", "bf16", "topk4", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.03, values=RangeFloat(bits=4))))")
 AUTO = "Auto()"
 SETTLE = 6  # steps before the clock starts: DDP cuts its buckets anew in the first three
 DECIDE = 150  # of Auto: its trials end after 104 or 129

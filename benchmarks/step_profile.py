@@ -96,7 +96,7 @@ def profile(spec: str, blocks: dict[str, list[Block]], workload: str, workers: i
 
 def fixed_ms(spec: str, workload: str, workers: int) -> float | None:
     """Encode and decode of the workload's buckets with next to nothing in them; None for what is not ours."""
-    reducer = Method(spec).reducer()
+    reducer = Method(spec).settled().reducer()
     if reducer is None:
         return None
     torch.set_num_threads(1)

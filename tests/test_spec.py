@@ -2,10 +2,12 @@
 
 import pytest
 
+from registered import REDUCERS
 from tersegrad import AllGather, AllReduce, ByName, Dense, ErrorFeedback, PerTensor, TopK, parse
 from tersegrad.compressors import BF16, FP16, Identity
 from tersegrad.core import Reducer
 from tersegrad.spec import PRESETS, parse_reducer, registry
+from tersegrad.wrappers import Schedule, Warmup
 
 
 def test_repr_leaves_defaults_out_and_nested_specs_unnamed():
@@ -27,6 +29,32 @@ def test_fingerprint_sees_every_parameter():
 def test_presets_are_reducers():
     for name in PRESETS:
         assert isinstance(parse_reducer(name), Reducer)
+
+
+@pytest.mark.parametrize("spec", REDUCERS, ids=repr)
+def test_what_is_settled_stays_so(spec):
+    settled = spec.settled()
+    assert isinstance(settled, Reducer)
+    assert settled.settled() == settled
+    if not any(isinstance(part, Warmup | Schedule) for part in spec.walk()):
+        assert settled == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "settled"),
+    [
+        ("topk4", "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))"),
+        ("Schedule(AllGather(TopK(0.1)), 'ratio', steps={9: 0.3, 0: 0.2})", "AllGather(TopK(ratio=0.3))"),
+        ("ByName({'a': Warmup(SignSGD())}, default=Warmup(Dense()))", "ByName({'a': SignSGD()}, Dense())"),
+    ],
+)
+def test_beginnings_are_left_out_wherever_they_are(text, settled):
+    assert parse(text).settled() == parse(settled)
+
+
+def test_a_law_of_the_learning_rate_never_settles():
+    spec = parse("Schedule(AllGather(TopK(0.1)), 'ratio', drops={1.0: 0.1, 0.3: 1.0})")
+    assert spec.settled() == spec
 
 
 def test_an_object_is_taken_as_it_is():

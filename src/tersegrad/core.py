@@ -48,7 +48,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -346,6 +346,16 @@ class Reducer(Spec, ABC):
         """Whether the law holds to the last bit of rounding; False if something is thrown away on purpose."""
         return True
 
+    def settled(self) -> "Reducer":
+        """This reducer as it runs once its beginning is over: what a warm-up or a schedule by steps ends with.
+
+        >>> from tersegrad import parse
+        >>> parse("Warmup(ErrorFeedback(Schedule(AllGather(TopK(0.1)), 'ratio', steps={0: 0.5, 9: 0.01})))").settled()
+        ErrorFeedback(AllGather(TopK(ratio=0.01)))
+        """
+        children = {f.name: _settled(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **children)  # type: ignore[type-var]
+
     @abstractmethod
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """A fresh state for this bucket."""
@@ -366,6 +376,12 @@ class Reducer(Spec, ABC):
 
         Reducers made of reducers pass it on.
         """
+
+
+def _settled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _settled(child) for key, child in value.items()}
+    return value.settled() if isinstance(value, Reducer) else value
 
 
 def mix_seed(*parts: int) -> int:

@@ -65,8 +65,9 @@ PRESETS = {
     ),
     "topk4": Preset(
         SPARSE,
-        "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))",
-        "the largest 3 % in four bits each: fewer bytes than topk, and nearer to plain training",
+        "ErrorFeedback(Schedule(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))), 'ratio', "
+        "steps={0: 0.25, 200: 0.03}))",
+        "the largest 3 % in four bits each, 25 % in the first 200 steps: fewer bytes than topk, nearer to plain",
     ),
     "dgc": Preset(
         SPARSE,

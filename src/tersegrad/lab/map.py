@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tersegrad.lab import plots
+from tersegrad.lab.methods import Method
 from tersegrad.lab.train import Plan, read_events, train
 
 DENSE = ("none", "bf16", "fp16", "torch:bf16", "torch:fp16")  # what a user has without compression worth the name
@@ -30,11 +31,12 @@ def draw(plan: Plan, bandwidths: list[str], console: Console) -> int:
     """Runs every method for a few steps on every link, and writes ``map.json`` and ``map.png``."""
     if not set(plan.specs) & set(DENSE):
         raise ValueError(f"a map needs a dense baseline to compare with. Add one of: {', '.join(DENSE)}.")
+    asked = {Method(spec).settled().text: spec for spec in plan.specs}  # a few steps would show its beginning alone
     cells = []
     for bandwidth in bandwidths:
-        there = replace(plan, bandwidth=bandwidth, out=plan.out / bandwidth)
+        there = replace(plan, specs=tuple(asked), bandwidth=bandwidth, out=plan.out / bandwidth)
         train(there, console)
-        cells += [Cell(c.spec, bandwidth, step_ms(Path(c.file))) for c in there.configs()]
+        cells += [Cell(asked[c.spec], bandwidth, step_ms(Path(c.file))) for c in there.configs()]
     rows = with_ratios(cells)
     about = {"workload": plan.workload, "workers": plan.workers, "baseline": "best dense", "command": plan.command}
     (plan.out / "map.json").write_text(json.dumps({**about, "cells": rows}, indent=1) + "\n")

@@ -46,6 +46,11 @@ class Method:
         """Our reducer, if it is one of ours."""
         return None if self.peer else parse_reducer(self.text)
 
+    def settled(self) -> "Method":
+        """The method as it is once its beginning is over: what a short run should time."""
+        reducer = self.reducer()
+        return self if reducer is None or reducer == reducer.settled() else Method(repr(reducer.settled()))
+
     def adapt(self, workload: Workload) -> Workload:
         """The workload as this method needs it: a method with momentum takes the place of the optimizer's."""
         reducer = self.reducer()

@@ -90,6 +90,7 @@ def split(cost: BucketCost, workers: int, network: Network) -> Split:
 
 def measure_all(spec: Reducer, buckets: Sequence[Bucket], gradients: Sequence[Tensor]) -> list[BucketCost]:
     """One cost a bucket; those of the same shapes are measured once, and of very many layouts only some."""
+    spec = spec.settled()
     layouts = {bucket.shapes: i for i, bucket in enumerate(buckets)}
     by_size = sorted(layouts.values(), key=lambda i: buckets[i].numel)
     step = max(1, -(-len(by_size) // MOST_LAYOUTS))

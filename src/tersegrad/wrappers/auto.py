@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import state as states
-from tersegrad.compressors import BF16, TopK
+from tersegrad.compressors import BF16, RangeFloat, TopK
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, require_fraction, spare
 from tersegrad.plan.choice import (
     DENSE,
@@ -37,11 +37,12 @@ _log = logging.getLogger("tersegrad")
 
 
 def _usual() -> dict[str, Reducer]:
+    largest = TopK(0.03, values=RangeFloat(bits=4))  # as topk4: fewer bytes than 1 % in float32, and less is late
     return {
         "bf16": AllReduce(BF16()),
-        "topk": AllGather(TopK(0.01)),
+        "topk": AllGather(largest),
         "powersgd": PowerSGD(rank=2),
-        "twoshot": TwoShot(TopK(0.01)),
+        "twoshot": TwoShot(largest),
     }
 
 

@@ -72,6 +72,10 @@ class Schedule(Reducer):
         """Two of the laws do."""
         return self.steps is None
 
+    def settled(self) -> Reducer:
+        """``inner`` with the last value of a table by steps; the other laws go on for ever."""
+        return super().settled() if self.steps is None else self._inner_with(self.steps[max(self.steps)]).settled()
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """The beginning of the schedule."""
         return {"position": 0, "highest_lr": 0.0, "inner": self.inner.init(bucket, comm)}

@@ -39,6 +39,10 @@ class Warmup(Reducer):
         """If both do."""
         return self.inner.conserves and self.first.conserves
 
+    def settled(self) -> Reducer:
+        """``inner``."""
+        return self.inner.settled()
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """Both, and where training is."""
         return {"position": 0, "first": self.first.init(bucket, comm), "inner": self.inner.init(bucket, comm)}
