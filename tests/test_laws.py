@@ -40,6 +40,11 @@ def test_in_place(reducer):
     reducers.check_in_place(reducer, 3)
 
 
+@every_reducer
+def test_overlap(reducer):
+    reducers.check_overlap(reducer)
+
+
 @pytest.mark.parametrize("reducer", [r for r in REDUCERS if r.remembers], ids=repr)
 def test_telescoping(reducer):
     reducers.check_telescoping(reducer, 3)

@@ -25,6 +25,9 @@ A reducer with a memory obeys it with the memory counted in: what left ``x`` and
 that throws something away on purpose says so with ``conserves = False``. ``out`` may be the very tensor ``x``: then the
 caller does not want the rest, and nothing is left.
 
+``start`` is ``reduce`` in two parts, for callers with several buckets: the second part, a function that it returns,
+waits and sends nothing. So all workers send in the order in which buckets are started, whenever each of them finishes.
+
 If any worker's ``x`` holds a NaN or an infinity, ``out`` is non-finite on every worker and ``x`` is unspecified.
 
 **State** is a plain dict of tensors, numbers and states, owned by the caller. Its rules:
@@ -47,7 +50,7 @@ Compressors and reducers are *specs*: frozen dataclasses whose ``repr`` is the e
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -371,11 +374,24 @@ class Reducer(Spec, ABC):
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """Writes the mean into ``out`` and leaves in ``x`` what was not sent."""
 
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+        """``reduce`` in two parts: this one sends all there is to send, the one it returns waits for the others' bytes.
+
+        Between the two, other buckets may be started, so that they are coded while these bytes travel. By default
+        all is done here.
+        """
+        self.reduce(bucket, x, out, state, comm)
+        return _nothing_left
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """Adds to ``out`` what this worker remembers and has not sent, and notes (``later``) that it is gone.
 
         Reducers made of reducers pass it on.
         """
+
+
+def _nothing_left() -> None:
+    """The second part of a ``reduce`` that was done in one."""
 
 
 def _settled(value: Any) -> Any:

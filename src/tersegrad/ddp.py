@@ -31,7 +31,7 @@ from tersegrad.comm import NetworkError, TorchComm, all_reduce_traffic
 from tersegrad.core import Bucket, Comm, Reducer, Spec, State
 from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 from tersegrad.spec import parse_reducer
-from tersegrad.taps import Metered
+from tersegrad.taps import Metered, Span
 from tersegrad.worker import Underway, Worker
 
 NONFINITE = ("propagate", "skip", "raise")
@@ -234,6 +234,8 @@ class Handle:
         self._nonfinite_steps = 0
         self._dense_bytes = 0
         self._exchanged = 0  # the step that the worker is in
+        self._handed_over = self._taken = 0  # buckets, to the worker and by it
+        self._unfinished: Callable[[], None] | None = None  # the bucket whose bytes are on their way
         self._own_group = options.group is None
         self._group: dist.ProcessGroup | None = None
         self._worker = Worker(lambda error: self._board.explain(error))
@@ -297,6 +299,7 @@ class Handle:
             torch.futures.Future(),
         )
         self._step += last
+        self._handed_over += 1
         self._worker.submit(lambda: self._arrive(arrival, last), lambda error: self._complete(arrival, last, error))
         return arrival.future.then(_unwrap)
 
@@ -360,8 +363,12 @@ class Handle:
         return self._square_sums[key]
 
     def _arrive(self, arrival: _Arrival, last: bool) -> None:
-        """On the worker thread: reduces the bucket, or keeps it until all are there that the layout mixes."""
+        """On the worker thread: reduces the bucket, or keeps it until all are there that the layout mixes.
+
+        While the bytes of a bucket travel, the next one is coded, if it is there already.
+        """
         self._exchanged = arrival.step
+        self._taken += 1
         if not self._arrived:
             self._compare_replicas(arrival.step)
         self._arrived.append(arrival)
@@ -369,7 +376,9 @@ class Handle:
         if self._layout and names not in self._layout:
             self._staged.append(arrival)
         else:
-            self._reduce(arrival)
+            self._start(arrival)
+        if last or self._taken == self._handed_over:
+            self._finish()
         if last:
             self._reduce_staged()
             self._settle()
@@ -379,17 +388,36 @@ class Handle:
         if every is not None and step % every == 0:
             replicas.compare(self._all_parameters, self._comm.inner, step)
 
-    def _reduce(self, arrival: _Arrival) -> None:
-        """The mean over all workers takes the place of the gradient."""
-        buffer, parameters, squares, scale = arrival.buffer, arrival.parameters, arrival.squares, arrival.scale
+    def _start(self, arrival: _Arrival) -> None:
+        """Sends this bucket; only then the one before is waited for."""
+        before, self._unfinished = self._unfinished, None  # if something fails here, nobody holds on to its messages
+        buffer, parameters, squares = arrival.buffer, arrival.parameters, arrival.squares
         key = tuple(map(id, parameters))
         entry = self._entries.get(key) or self._new_entry(key, buffer, parameters)
         entry.bucket.step, entry.bucket.lr, entry.bucket.squares = arrival.step, arrival.lr, squares
         self._comm.begin(entry.bucket.id)
         mean = buffer if entry.wide is None else entry.wide.copy_(buffer)
-        if scale != 1.0:
-            mean.div_(scale)
-        self.spec.reduce(entry.bucket, mean, mean, entry.state, self._comm)
+        if arrival.scale != 1.0:
+            mean.div_(arrival.scale)
+        finish_reduce = self.spec.start(entry.bucket, mean, mean, entry.state, self._comm)
+        span = self._comm.pause()
+        if before is not None:
+            before()
+        self._unfinished = lambda: self._put_mean(arrival, entry, mean, finish_reduce, span)
+
+    def _finish(self) -> None:
+        """Waits for what was started last."""
+        finish, self._unfinished = self._unfinished, None
+        if finish is not None:
+            finish()
+
+    def _put_mean(
+        self, arrival: _Arrival, entry: _Entry, mean: Tensor, finish_reduce: Callable[[], None], span: Span
+    ) -> None:
+        """The mean over all workers takes the place of the gradient."""
+        buffer, squares, scale = arrival.buffer, arrival.squares, arrival.scale
+        self._comm.resume(span)
+        finish_reduce()
         if squares is not None:
             squares.zero_()
         self._poisoned += self._nonfinite_in(mean, entry)
@@ -433,7 +461,8 @@ class Handle:
             parameters=[a.parameters[i] for a, i in members],
             squares=torch.cat(squares) if squares else None,
         )
-        self._reduce(whole)
+        self._start(whole)
+        self._finish()
         torch._foreach_copy_(buffers, whole.buffer.split([b.numel() for b in buffers]))
         for part in squares:
             part.zero_()

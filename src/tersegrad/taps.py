@@ -99,9 +99,13 @@ class Timing:
 
 
 @dataclass
-class _Span:
+class Span:
+    """The time that was spent on one bucket, in one go or in several."""
+
     bucket: int
     started: float
+    resumed: float  # when the present go began
+    spent: float = 0.0  # seconds in those before
     first_collective: float | None = None
     waited: float = 0.0
 
@@ -115,17 +119,29 @@ class Metered(Tap):
         self.by_collective: dict[str, Meter] = {}
         self.by_bucket: dict[int, Meter] = {}
         self.timing = Timing()
-        self._span: _Span | None = None
+        self._span: Span | None = None
 
     def begin(self, bucket: int) -> None:
         """What follows is for this bucket."""
-        self._span = _Span(bucket, time.perf_counter())
+        now = time.perf_counter()
+        self._span = Span(bucket, now, now)
+
+    def pause(self) -> Span:
+        """The bucket has to wait for its messages, and another one may begin."""
+        assert self._span is not None
+        span, self._span = self._span, None
+        span.spent += time.perf_counter() - span.resumed
+        return span
+
+    def resume(self, span: Span) -> None:
+        """Back to a bucket that was paused."""
+        span.resumed = time.perf_counter()
+        self._span = span
 
     def end(self) -> None:
         """The bucket is done: its time is split."""
-        assert self._span is not None
-        span, self._span = self._span, None
-        whole = time.perf_counter() - span.started
+        span = self.pause()
+        whole = span.spent
         encode = whole if span.first_collective is None else span.first_collective - span.started
         self.timing.encode += encode
         self.timing.wait += span.waited

@@ -1,5 +1,6 @@
 """AllGather: every worker sends its payload to all others, and all decode all of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,16 +31,21 @@ class AllGather(Reducer):
         return self.compressor.init(bucket, mix_seed(bucket.seed, bucket.id, comm.rank))
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
-        """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits.
+        """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits."""
+        self.start(bucket, x, out, state, comm)()
 
-        What needs this worker's payload alone is done while the others' are on their way.
-        """
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+        """Encode and send. What needs this worker's payload alone is done while the others' are on their way."""
         compressor = self.compressor
         payload = compressor.encode(x, state)
         gathering = wire.start_gather(payload, self.fingerprint(), bucket, comm, state)
         if out is not x:
             compressor.remove(payload, x, state)
         acc = compressor.accumulator(out, state)
-        for theirs in gathering.wait():
-            compressor.accumulate(theirs, acc, 1.0 / comm.size)
-        compressor.finish(acc, out, state)
+
+        def finish() -> None:
+            for theirs in gathering.wait():
+                compressor.accumulate(theirs, acc, 1.0 / comm.size)
+            compressor.finish(acc, out, state)
+
+        return finish

@@ -2,6 +2,7 @@
 
 import io
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from tersegrad import local
 from tersegrad import state as states
 from tersegrad.core import Bucket, Comm, Reducer
 from tersegrad.taps import Metered
-from tersegrad.testing.inputs import BUCKET, DEGENERATE, GRADIENT, NONFINITE, Gradient, squares
+from tersegrad.testing.inputs import BUCKET, DEGENERATE, GRADIENT, NONFINITE, Gradient, learning_rate, squares
 from tersegrad.testing.runs import Trace, assert_close, largest, mean, run, same
 
 
@@ -69,6 +70,35 @@ def check_in_place(reducer: Reducer, size: int, gradient: Gradient = GRADIENT) -
     """``out`` may be ``x``: the mean does not change by it."""
     together = run(reducer, size, gradient, in_place=True)
     assert_same_means(run(reducer, size, gradient), together, "reducing in place gives another mean")
+
+
+def check_overlap(reducer: Reducer, size: int = 3, gradient: Gradient = GRADIENT, steps: int = 3) -> None:
+    """A second bucket may be started before the first one is finished, on some workers and not on others."""
+
+    def work(comm: Comm, overlaps: bool) -> list[Tensor]:
+        buckets = [Bucket(tuple(f"{i}.{name}" for name in BUCKET.names), BUCKET.shapes) for i in range(2)]
+        memory = [reducer.init(bucket, comm) for bucket in buckets]
+        means: list[Tensor] = []
+        for step in range(steps):
+            finish: list[Callable[[], None]] = []
+            for bucket, state in zip(buckets, memory, strict=True):
+                x = gradient(comm.rank, len(means))
+                bucket.step, bucket.squares, bucket.lr = step, squares(x), learning_rate(step)
+                finish.append(reducer.start(bucket, x, x, state, comm))
+                means.append(x)
+                if not overlaps:
+                    finish.pop()()
+            for rest in finish:
+                rest()
+            for state in memory:
+                states.settle(state, keep=True)
+        return means
+
+    one_by_one = local.run(size, lambda comm: work(comm, overlaps=False))
+    overlapping = local.run(size, lambda comm: work(comm, overlaps=comm.rank % 2 == 0))
+    for rank, (a, b) in enumerate(zip(one_by_one, overlapping, strict=True)):
+        same_bits = all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in zip(a, b, strict=True))
+        assert same_bits, f"rank {rank}: a bucket that is started while another is under way gets another mean"
 
 
 def check_telescoping(reducer: Reducer, size: int, gradient: Gradient = GRADIENT, steps: int = 8) -> None:
@@ -197,6 +227,7 @@ def check_reducer(reducer: Reducer, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> No
     for size in sizes:
         check_step(reducer, size)
     check_in_place(reducer, max(sizes))
+    check_overlap(reducer, max(sizes))
     if reducer.remembers:
         check_telescoping(reducer, max(sizes))
     check_stays_inside(reducer)

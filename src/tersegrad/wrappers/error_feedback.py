@@ -4,6 +4,7 @@ Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy
 ICML 2019.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,11 +47,20 @@ class ErrorFeedback(Reducer):
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """What ``inner`` leaves of the total is the next residual."""
+        self.start(bucket, x, out, state, comm)()
+
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+        """As far as ``inner`` gets without the others."""
         total = torch.add(state["residual"], x, out=spare(state, "residual"))
-        self.inner.reduce(bucket, total, out, state["inner"], comm)
-        later(state, residual=total)
-        if out is not x:
-            x.zero_()  # all of it is sent or remembered
+        finish_inner = self.inner.start(bucket, total, out, state["inner"], comm)
+
+        def finish() -> None:
+            finish_inner()
+            later(state, residual=total)
+            if out is not x:
+                x.zero_()  # all of it is sent or remembered
+
+        return finish
 
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """The residual goes out."""

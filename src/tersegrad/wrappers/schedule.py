@@ -1,6 +1,7 @@
 """Schedule: one number of a spec changes as training goes on, by the step or by the learning rate."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -82,12 +83,17 @@ class Schedule(Reducer):
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """``inner`` with the value of this step."""
+        self.start(bucket, x, out, state, comm)()
+
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+        """As far as ``inner`` gets without the others."""
         highest = max(state["highest_lr"], bucket.lr or 0.0)
         later(state, position=state["position"] + 1, highest_lr=highest)
         value = self.value(state["position"], bucket.lr, highest)
         if state.get("_value") != value:
             state["_value"], state["_now"] = value, self._inner_with(value)
-        state["_now"].reduce(bucket, x, out, state["inner"], comm)
+        now: Reducer = state["_now"]
+        return now.start(bucket, x, out, state["inner"], comm)
 
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """``inner``'s."""

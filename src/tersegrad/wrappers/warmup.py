@@ -1,5 +1,6 @@
 """Warmup: the first steps of training go another way, usually dense."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -49,12 +50,15 @@ class Warmup(Reducer):
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """By the one whose time it is."""
+        self.start(bucket, x, out, state, comm)()
+
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+        """As far as that one gets without the others."""
         position = state["position"]
         if position < self.steps:
             later(state, position=position + 1)
-            self.first.reduce(bucket, x, out, state["first"], comm)
-        else:
-            self.inner.reduce(bucket, x, out, state["inner"], comm)
+            return self.first.start(bucket, x, out, state["first"], comm)
+        return self.inner.start(bucket, x, out, state["inner"], comm)
 
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """``inner``'s; ``first`` remembers nothing."""
