@@ -27,6 +27,7 @@ from tersegrad.plan import advice, probe
 from tersegrad.plan.advice import Setting
 from tersegrad.timing import environment, write_rows
 
+# what Auto() chooses from, without topk4's beginning: contenders and predictions leave that out
 SPECS = ("none", "bf16", "topk4", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.03, values=RangeFloat(bits=4))))")
 AUTO = "Auto()"
 SETTLE = 6  # steps before the clock starts: DDP cuts its buckets anew in the first three
