@@ -143,7 +143,9 @@ class Contender:
         method = Method(spec).settled()  # blocks of a few steps would show its beginning alone
         self.workload = method.adapt(workload_of(about))
         self.data = self.workload.load(Path(about["data"]) if about["data"] else None)
-        options = {"gradient_as_bucket_view": True, "bucket_cap_mb": about["bucket_mb"]} | method.ddp_options()
+        # All ranks build the same model; sending 66 M parameters to three others would take a minute of such a link.
+        options = {"gradient_as_bucket_view": True, "bucket_cap_mb": about["bucket_mb"], "init_sync": False}
+        options |= method.ddp_options()
         self.model = DistributedDataParallel(self.workload.model(0), **options)
         self.optimizer = self.workload.optimizer(self.model)
         self.handle = method.install(self.model, self.optimizer, emulated(about), timeout=300.0)

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import math
 import sys
 import traceback
 from dataclasses import MISSING, fields
@@ -92,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--epochs", type=_count, help="passes over the data (default: the workload's own)")
     train.add_argument("--seconds", type=float, help="stop after this much training time")
     train.add_argument("--seeds", type=_seeds, default=(0,), help="comma-separated, one run each (default: 0)")
+    train.add_argument(
+        "--learning-rate", type=_rate, help="the highest of the run, after its warm-up (default: the workload's own)"
+    )
     evaluate = train.add_mutually_exclusive_group()
     evaluate.add_argument("--eval-every", type=_count, metavar="STEPS", help="accuracy also every so many steps")
     evaluate.add_argument("--no-eval", action="store_true", help="do not measure accuracy; for timing")
@@ -144,6 +148,17 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--batch", type=_count, help="samples of each worker in a step (default: the workload's own)")
     command.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets")
     command.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the results")
+
+
+def _rate(text: str) -> float:
+    """A positive number, as 0.05."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no learning rate. Write a number above 0, like 0.05.")
+    return value
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -343,7 +358,8 @@ def _train(args: argparse.Namespace) -> int:
 
     from tersegrad.lab import train
 
-    more = {key: getattr(args, key) for key in ("bandwidth", "epochs", "seconds", "seeds", "eval_every")}
+    own = ("bandwidth", "epochs", "seconds", "seeds", "eval_every", "learning_rate")
+    more = {key: getattr(args, key) for key in own}
     return train.train(_plan(args, **more, evaluate=not args.no_eval), Console())
 
 

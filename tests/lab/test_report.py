@@ -200,6 +200,15 @@ def test_settings_are_not_mixed(tmp_path):
 
 
 @quick
+def test_learning_rates_are_not_mixed(tmp_path):
+    write(tmp_path, "a", events("none", ms=200))
+    write(tmp_path, "b", events("topk", ms=100, learning_rate=0.05))
+    page = report(tmp_path)
+    assert "fashion on 4 workers, 100Mbit, learning rate 0.05" in page.text
+    assert "data-value" not in page.values["topk", "speedup"], "another learning rate is no baseline"
+
+
+@quick
 def test_a_preset_that_changed_is_two_methods(tmp_path):
     write(tmp_path, "a", events("topk", expression="TopK(ratio=0.01)"))
     write(tmp_path, "b", events("topk", ms=50, expression="TopK(ratio=0.1)"))

@@ -71,6 +71,23 @@ def test_evaluations_can_be_more_frequent_than_epochs_and_change_nothing(tmp_pat
     assert often[-1]["score"] == seldom[-1]["score"]
 
 
+def test_another_learning_rate_is_used_and_written_down(tmp_path):
+    usual, slow = (run(plan(tmp_path / str(rate), "none", learning_rate=rate))["none"] for rate in (None, 1e-6))
+    assert [events[0]["learning_rate"] for events in (usual, slow)] == [None, 1e-6]
+    losses = [[e["loss"] for e in events if e["event"] == "step"] for events in (usual, slow)]
+    assert losses[0][0] == losses[1][0]  # the first is of the same weights
+    assert losses[0][-1] < 0.9 * losses[1][-1]
+    with pytest.raises(ValueError, match="with learning_rate 1e-06, and this one asks for None"):
+        train(plan(tmp_path / "1e-06", "none"), Console(quiet=True))
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan", "fast"])
+def test_what_is_no_learning_rate_is_refused(rate, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["train", "none", "--workload", "digits", "--out", str(tmp_path), f"--learning-rate={rate}"])
+    assert f"'{rate}' is no learning rate. Write a number above 0, like 0.05." in capsys.readouterr().err
+
+
 def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path):
     whole = "MomentumCorrection(Dense(), momentum=0.9, nesterov=True, masking=False)"
     events = run(plan(tmp_path, "none", whole))

@@ -59,8 +59,9 @@ def _comparison(comparison: Comparison, album: "_Album") -> str:
 
 
 def _title(setting: Setting) -> str:
-    link = ", ".join(part for part in (setting.bandwidth, setting.latency) if part)
-    return f"{setting.workload} on {setting.workers} workers" + (f", {link}" if link else "")
+    rate = None if setting.learning_rate is None else f"learning rate {setting.learning_rate:g}"
+    differs = [part for part in (setting.bandwidth, setting.latency, rate) if part]
+    return ", ".join([f"{setting.workload} on {setting.workers} workers", *differs])
 
 
 def _link(setting: Setting) -> str:

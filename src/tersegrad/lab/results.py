@@ -32,6 +32,7 @@ class Setting:
     network: str
     batch: int
     kernel_latency: bool = False  # the latency was the kernel's own work, not emulated
+    learning_rate: float | None = None  # None: the workload's own
 
     @property
     def more_is_better(self) -> bool:
@@ -446,6 +447,7 @@ def _setting(start: _Line) -> Setting:
         network=start.choice("network", NETWORKS),
         batch=start.count("batch"),
         kernel_latency=start.fields.get("kernel_latency") is True,
+        learning_rate=start.known("learning_rate"),
     )
 
 

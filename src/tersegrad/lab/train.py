@@ -57,6 +57,7 @@ class Plan:
     evaluate: bool = True
     eval_every: int | None = None  # evaluate every so many steps too, not only after an epoch
     batch: int | None = None  # per worker; None: the workload's own
+    learning_rate: float | None = None  # the highest of the run; None: the workload's own
 
     def configs(self) -> list[Config]:
         """One per method and seed; every mistake that can be seen now is told now."""
@@ -114,6 +115,7 @@ class Plan:
             eval_every=self.eval_every,
             modules=loaded_modules(),
             batch=self.batch,
+            learning_rate=self.learning_rate,
         )
 
 
@@ -146,15 +148,16 @@ def _is_done(config: Config) -> bool:
     if not is_finished(Path(config.file)):
         return False
     start = read_events(Path(config.file))[0]
-    asked = {key: getattr(config, key) for key in ("workload", "workers", "network", "bandwidth", "latency")}
+    shared = ("workload", "workers", "network", "bandwidth", "latency", "learning_rate")
+    asked = {key: getattr(config, key) for key in shared}
     for key in ("steps", "batch"):
         if getattr(config, key) is not None:
             asked[key] = getattr(config, key)
     for key, value in asked.items():
-        if start[key] != value:
+        if start.get(key) != value:
             raise ValueError(
-                f"{config.file} is a finished run of {config.spec} with {key} {start[key]!r}, and this one asks for "
-                f"{value!r}. Use another --out, or delete that file."
+                f"{config.file} is a finished run of {config.spec} with {key} {start.get(key)!r}, and this one asks "
+                f"for {value!r}. Use another --out, or delete that file."
             )
     return True
 

@@ -55,6 +55,7 @@ class Config:
     eval_every: int | None = None  # evaluate every so many steps too, not only after an epoch
     interface: str | None = None  # whose bytes the kernel counts, in a namespace
     batch: int | None = None  # per worker; None: the workload's own
+    learning_rate: float | None = None  # the highest of the run; None: the workload's own
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
 
@@ -89,9 +90,8 @@ class Trainer:
     def __init__(self, config: Config):
         self.config = config
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.workload: Workload = workloads.find(config.workload)
-        if config.batch is not None:
-            self.workload = replace(self.workload, batch=config.batch)
+        own = {key: getattr(config, key) for key in ("batch", "learning_rate") if getattr(config, key) is not None}
+        self.workload: Workload = replace(workloads.find(config.workload), **own)
         self.data = self.workload.load(Path(config.data) if config.data else None)
         module = self.workload.model(config.seed)
         self.parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -206,6 +206,7 @@ class Trainer:
         config = asdict(self.config)
         return {
             **{key: config[key] for key in ("spec", "workload", "workers", "bandwidth", "latency", "network", "seed")},
+            "learning_rate": self.config.learning_rate,
             "kernel_latency": self.config.kernel_latency,
             "expression": Method(self.config.spec).expression,
             "metric": self.workload.metric,
