@@ -163,6 +163,7 @@ def corrupt_over_gloo(text: str, seconds: float) -> str:
     comm: Comm = TorchComm(dist.new_group(timeout=timedelta(seconds=seconds)))
     if comm.rank == 2:
         comm = Corrupting(comm, flip_a_byte)
+    dist.barrier()  # on the usual group, which is more patient: the seconds are not for a machine that is busy
     try:
         outcome(comm, text, 1000)
     except (RuntimeError, ValueError) as error:
