@@ -204,10 +204,9 @@ class Trainer:
 
     def _about(self) -> dict[str, Any]:
         config = asdict(self.config)
+        link = ("bandwidth", "latency", "network", "kernel_latency")
         return {
-            **{key: config[key] for key in ("spec", "workload", "workers", "bandwidth", "latency", "network", "seed")},
-            "learning_rate": self.config.learning_rate,
-            "kernel_latency": self.config.kernel_latency,
+            **{key: config[key] for key in ("spec", "workload", "workers", *link, "seed", "learning_rate")},
             "expression": Method(self.config.spec).expression,
             "metric": self.workload.metric,
             "parameters": self.parameters,
