@@ -31,8 +31,8 @@ class Trained:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(30, 80), nn.Tanh(), nn.Linear(80, 80), nn.Tanh(), nn.Linear(80, 5))
         self.model = DistributedDataParallel(net, bucket_cap_mb=0.01)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.handle = tersegrad.attach(self.model, spec, timeout=30)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.handle = tersegrad.attach(self.model, spec, timeout=30, optimizer=self.optimizer)
 
     def step(self, step: int) -> None:
         generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())

@@ -857,6 +857,24 @@ def test_place_moves_what_is_summed(recorder_of):
     assert not vector.any()
 
 
+def test_place_keeps_the_order_in_which_ddp_lays_channels_last(recorder_of):
+    model, x = made(convolutional), normal(6, 3, 4, 4)
+    recorder = recorder_of(model)
+    loss_of(model(x)).backward()
+    usual = {name: recorder.of(p).clone() for name, p in model.named_parameters()}
+    recorder.close()
+    model.to(memory_format=torch.channels_last)
+    recorder = recorder_of(model)
+    vector = torch.zeros(sum(p.numel() for p in model.parameters()))
+    recorder.place(list(model.parameters()), vector)
+    loss_of(model(x)).backward()
+    at, crooked = 0, 0
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(vector[at : at + p.numel()].as_strided(p.shape, p.stride()), usual[name])
+        at, crooked = at + p.numel(), crooked + (not p.is_contiguous())
+    assert crooked
+
+
 @pytest.mark.parametrize(
     "flat", [torch.zeros(5), torch.zeros(6, dtype=torch.float64), torch.zeros(2, 3), torch.zeros(12)[::2]]
 )

@@ -11,6 +11,7 @@ SCRIPT = Path(__file__).with_name("restart_script.py")
 SPECS = [
     "ErrorFeedback(AllGather(TopK(ratio=0.05)))",
     "powersgd",
+    "StepAhead(ErrorFeedback(AllGather(TopK(ratio=0.05))))",
 ]
 KILL_AT = 10  # checkpoints are made after steps 4, 8 and 12
 

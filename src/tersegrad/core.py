@@ -342,6 +342,7 @@ class Reducer(Spec, ABC):
     squares: str | None = None  # set if ``bucket.squares`` must be there: over "samples" or "microbatch"es
     follows_lr: bool = False  # True if ``bucket.lr`` must be there
     brings_momentum: bool = False  # True if the optimizer must have none of its own
+    ahead: float = 0.0  # learning rates of what waits by which parameters are moved while gradients are taken
     any_dtype: ClassVar[bool] = False  # takes buckets of every float dtype as they are, not only float32
 
     @property
@@ -382,6 +383,13 @@ class Reducer(Spec, ABC):
         """
         self.reduce(bucket, x, out, state, comm)
         return _nothing_left
+
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """What this worker remembers and has not sent, to be looked at until the next step; None if that is nothing.
+
+        Reducers made of reducers pass it on. It is what ``flush`` adds.
+        """
+        return None
 
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """Adds to ``out`` what this worker remembers and has not sent, and notes (``later``) that it is gone.

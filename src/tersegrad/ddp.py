@@ -27,8 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 import tersegrad
 from tersegrad import checkpoint, faults, kernels, local, replicas
 from tersegrad import state as states
+from tersegrad.ahead import Ahead, Waiting
 from tersegrad.comm import NetworkError, TorchComm, all_reduce_traffic
 from tersegrad.core import Bucket, Comm, Reducer, Spec, State
+from tersegrad.layout import shaped
 from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 from tersegrad.spec import parse_reducer
 from tersegrad.taps import Metered, Span
@@ -57,8 +59,8 @@ def attach(
     e.g. ``Throttled("100Mbit")``. ``seed`` feeds all randomness of the method. ``timeout`` is how many seconds a worker
     waits for another before it gives up. ``group`` is a gloo group for our use alone; it is needed only for a model
     that lives on some of the ranks, because all ranks must take part in making a group. ``optimizer`` tells the
-    learning rate (the highest of its groups) to specs that follow it (``Schedule``), and must have no momentum where
-    the spec has (``MomentumCorrection``).
+    learning rate (the highest of its groups) to specs that follow it (``Schedule``), must have no momentum where the
+    spec has (``MomentumCorrection``), and is an SGD where parameters step ahead (``StepAhead``).
 
     ``scaler`` is the GradScaler of mixed precision: what a method remembers is then kept in unscaled units, and
     survives a change of the scale. ``nonfinite`` says what becomes of a step with a NaN or an infinity on any rank:
@@ -135,6 +137,16 @@ def _refuse_the_optimizer(reducer: Reducer, optimizer: torch.optim.Optimizer | N
         if any(part.follows_lr for part in parts):
             raise ValueError(f"{reducer!r} follows the learning rate. Write attach(model, ..., optimizer=optimizer).")
         return
+    if any(part.ahead for part in parts[1:]):
+        raise ValueError(
+            f"{reducer!r}: a step ahead is made by all parameters, whatever is done with their gradients. "
+            "Write StepAhead(...) around all the rest."
+        )
+    if reducer.ahead and not isinstance(optimizer, torch.optim.SGD):
+        raise ValueError(
+            f"{reducer!r} moves parameters by (learning rate) * gradient, which is the step of torch.optim.SGD and not "
+            f"of {type(optimizer).__name__}. Leave StepAhead out, and write what is inside it alone."
+        )
     twice = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
     if twice and any(part.brings_momentum for part in parts):
         raise ValueError(
@@ -235,6 +247,7 @@ class Handle:
         self._dense_bytes = 0
         self._exchanged = 0  # the step that the worker is in
         self._handed_over = self._taken = 0  # buckets, to the worker and by it
+        self._ahead: Ahead | None = None
         self._unfinished: Callable[[], None] | None = None  # the bucket whose bytes are on their way
         self._own_group = options.group is None
         self._group: dist.ProcessGroup | None = None
@@ -247,6 +260,9 @@ class Handle:
             self._comm = Metered(options.network(comm) if options.network is not None else comm)
             self._worker.call(self._agree, together=True)
             _warm_up(spec)
+            if spec.ahead:
+                assert options.optimizer is not None, "refused before"
+                self._ahead = Ahead(model, options.optimizer, spec.ahead, self._waiting)
         except BaseException:
             self.close()
             raise
@@ -299,6 +315,8 @@ class Handle:
             torch.futures.Future(),
         )
         self._step += last
+        if last and self._ahead is not None:
+            self._ahead.back_after_backward()
         self._handed_over += 1
         self._worker.submit(lambda: self._arrive(arrival, last), lambda error: self._complete(arrival, last, error))
         return arrival.future.then(_unwrap)
@@ -386,7 +404,8 @@ class Handle:
     def _compare_replicas(self, step: int) -> None:
         every = self._options.check_replicas
         if every is not None and step % every == 0:
-            replicas.compare(self._all_parameters, self._comm.inner, step)
+            at_home = (lambda p: p) if self._ahead is None else self._ahead.at_home
+            replicas.compare({name: at_home(p) for name, p in self._all_parameters.items()}, self._comm.inner, step)
 
     def _start(self, arrival: _Arrival) -> None:
         """Sends this bucket; only then the one before is waited for."""
@@ -604,15 +623,27 @@ class Handle:
     def _flush(self) -> None:
         for entry in self._entries.values():
             self._flush_bucket(entry.bucket, entry.state)
-        if self._pieces:  # loaded, and not in a bucket yet
-            names = tuple(name for name in self._parameters if name in self._pieces)
-            bucket = Bucket(
-                names, tuple(tuple(self._parameters[name].shape) for name in names), seed=self._options.seed
-            )
-            state = self.spec.init(bucket, self._comm.inner)
-            states.paste(self._pieces, state, bucket)
+        if self._pieces:
+            bucket, state = self._unclaimed()
             self._flush_bucket(bucket, state)
             self._pieces |= states.cut(state, bucket)
+
+    def _unclaimed(self) -> tuple[Bucket, State]:
+        """What was loaded and is in no bucket yet, in one."""
+        names = tuple(name for name in self._parameters if name in self._pieces)
+        bucket = Bucket(names, tuple(tuple(self._parameters[name].shape) for name in names), seed=self._options.seed)
+        state = self.spec.init(bucket, self._comm.inner)
+        states.paste(self._pieces, state, bucket)
+        return bucket, state
+
+    def _waiting(self) -> Waiting:
+        """Between two steps, in which the worker is idle."""
+        kept = [(entry.bucket, entry.state) for entry in self._entries.values()]
+        for bucket, state in [*kept, self._unclaimed()] if self._pieces else kept:
+            waits = self.spec.waiting(bucket, state)
+            if waits is not None:
+                parameters = [self._parameters[name] for name in bucket.names]
+                yield from zip(parameters, waits.split(bucket.sizes), strict=True)
 
     def _flush_bucket(self, bucket: Bucket, state: State) -> None:
         total = torch.zeros(bucket.numel)
@@ -621,7 +652,7 @@ class Handle:
         states.settle(state, keep=True)
         for name, part in zip(bucket.names, total.div_(self._comm.size).split(bucket.sizes), strict=True):
             parameter = self._parameters[name]
-            mean = part.view_as(parameter).to(parameter.dtype)
+            mean = shaped(part, parameter).to(parameter.dtype)
             if parameter.grad is None:
                 parameter.grad = mean.clone()
             else:
@@ -634,6 +665,8 @@ class Handle:
                 slot.handle = None
         if self._squares is not None:
             self._squares.close()
+        if self._ahead is not None:
+            self._ahead.close()
         self._board.stop()
         if self._worker.stop() and self._own_group and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)

@@ -131,7 +131,11 @@ class PerSample(SquaredGradients):
                     "layer must be called; or the model was compiled and run before PerSample was made, which must "
                     f"come first. {INSTEAD}"
                 )
-            term.add_squares(self._sums[key])
+            sums = self._sums[key]
+            room = sums if sums.is_contiguous() else torch.zeros_like(sums, memory_format=torch.contiguous_format)
+            term.add_squares(room)
+            if room is not sums:  # channels last
+                sums += room
             self._passes[torch._C._current_graph_task_id()].done(key)
 
     def _check(self, key: int, gradient: Tensor) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tersegrad.layout import shaped
+
 
 class SquaredGradients(ABC):
     """Per trainable parameter, per element: the sum over samples of (that sample's share of the gradient)^2.
@@ -47,9 +49,10 @@ class SquaredGradients(ABC):
                 f"is {flat.dtype} of shape {tuple(flat.shape)}."
             )
         with self._lock, torch.no_grad():
-            flat.copy_(torch.cat([self.of(p).flatten() for p in parameters]))
-            for p, stretch in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-                self._sums[id(p)] = stretch.view(p.shape)
+            before = [self.of(p).clone() for p in parameters]  # may lie in the same memory
+            stretches = flat.split([p.numel() for p in parameters])
+            for p, stretch, sums in zip(parameters, stretches, before, strict=True):
+                self._sums[id(p)] = shaped(stretch, p).copy_(sums)
 
     def clear(self) -> None:
         """All sums become zero; to be called between backward passes."""

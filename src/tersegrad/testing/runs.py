@@ -64,9 +64,12 @@ def run(
 
 def held(reducer: Reducer, state: State, bucket: Bucket) -> Tensor:
     """The part of past gradients that a reducer still remembers: what a flush would send. The state stays as it is."""
+    waits = reducer.waiting(bucket, state)
+    seen = torch.zeros(bucket.numel) if waits is None else waits.clone()
     remembered = torch.zeros(bucket.numel)
     reducer.flush(bucket, remembered, state)
     states.settle(state, keep=False)
+    assert torch.equal(seen, remembered), "waiting() shows something else than flush() sends"
     return remembered
 
 

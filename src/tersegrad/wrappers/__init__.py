@@ -9,6 +9,7 @@ from tersegrad.wrappers.every import Every
 from tersegrad.wrappers.low_memory import LowMemory
 from tersegrad.wrappers.momentum_correction import MomentumCorrection
 from tersegrad.wrappers.schedule import Schedule
+from tersegrad.wrappers.step_ahead import StepAhead
 from tersegrad.wrappers.warmup import Warmup
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "LowMemory",
     "MomentumCorrection",
     "Schedule",
+    "StepAhead",
     "Warmup",
 ]

@@ -150,6 +150,10 @@ class Auto(Reducer):
         later(state, rest=board.rest)
         board.leave()
 
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """The residual, if anything is in it."""
+        return state["residual"] if state["late"] else None
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """The residual goes out; candidates remember nothing."""
         out.add_(state["residual"])

@@ -62,6 +62,11 @@ class ErrorFeedback(Reducer):
 
         return finish
 
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """The residual."""
+        residual: Tensor = state["residual"]
+        return residual
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """The residual goes out."""
         out.add_(state["residual"])

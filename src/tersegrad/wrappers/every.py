@@ -54,6 +54,11 @@ class Every(Reducer):
         if out is not x:
             x.zero_()  # all of it is sent or remembered
 
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """The residual."""
+        residual: Tensor = state["residual"]
+        return residual
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """The residual goes out."""
         out.add_(state["residual"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from tersegrad.compressors.cast import BF16
 from tersegrad.compressors.per_tensor import PerTensor
 from tersegrad.compressors.sparse import Selective
-from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Compressor, Payload, Reducer, State, later, require
+from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Compressor, Payload, Reducer, State, later, require, scratch
 from tersegrad.wrappers.memory import refuse_memory
 
 
@@ -63,6 +63,12 @@ class LowMemory(Reducer):
             self._keep(memory, part, state["codec"])
         if out is not x:
             x.zero_()  # all of it is sent, remembered or rounded away
+
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """The residual, decoded."""
+        total = scratch(state, "waiting", bucket.numel, torch.float32, torch.device("cpu")).zero_()
+        self._add_residual(bucket, total, state)
+        return total
 
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """The residual goes out."""

@@ -95,6 +95,10 @@ class Schedule(Reducer):
         now: Reducer = state["_now"]
         return now.start(bucket, x, out, state["inner"], comm)
 
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """``inner``'s."""
+        return self.inner.waiting(bucket, state["inner"])
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """``inner``'s."""
         self.inner.flush(bucket, out, state["inner"])

@@ -46,6 +46,18 @@ class Split(Reducer):
             if out is not x:
                 part.unpack(part_x, x)
 
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """What waits in the parts, each in its place."""
+        reducers, found = self.parts(), None
+        for key, part_state in state["parts"].items():
+            part = self._part(bucket, part_state)
+            waits = reducers[key].waiting(part.bucket, part_state["inner"])
+            if waits is not None:
+                if found is None:
+                    found = scratch(state, "waiting", bucket.numel, waits.dtype, waits.device).zero_()
+                part.put(waits, found)
+        return found
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """Every part flushes its own."""
         reducers = self.parts()
@@ -95,9 +107,12 @@ class _Part:
 
     def unpack(self, packed: Tensor, whole: Tensor) -> None:
         """Puts the part back; nothing to do for a view."""
-        stretches = self._stretches(whole)
-        if len(stretches) > 1:
-            torch._foreach_copy_(list(stretches), packed.split(self.lengths[1::2]))
+        if len(self.lengths) > 3:
+            self.put(packed, whole)
+
+    def put(self, packed: Tensor, whole: Tensor) -> None:
+        """Writes the part, wherever it comes from."""
+        torch._foreach_copy_(list(self._stretches(whole)), packed.split(self.lengths[1::2]))
 
     def _stretches(self, whole: Tensor) -> tuple[Tensor, ...]:
         stretches: tuple[Tensor, ...] = whole.split(self.lengths)[1::2]

@@ -60,6 +60,10 @@ class Warmup(Reducer):
             return self.first.start(bucket, x, out, state["first"], comm)
         return self.inner.start(bucket, x, out, state["inner"], comm)
 
+    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        """``inner``'s; in the beginning it has none."""
+        return self.inner.waiting(bucket, state["inner"]) if state["position"] >= self.steps else None
+
     def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
         """``inner``'s; ``first`` remembers nothing."""
         self.inner.flush(bucket, out, state["inner"])

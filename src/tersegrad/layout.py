@@ -1,0 +1,19 @@
+"""How a parameter's elements lie in DDP's flat buckets."""
+
+import torch
+from torch import Tensor
+
+
+def shaped(stretch: Tensor, parameter: Tensor) -> Tensor:
+    """A parameter's stretch of a flat bucket, in the parameter's shape; a view.
+
+    DDP keeps the order in which the parameter itself lies in memory, which is not the order of its indices in a model
+    with ``memory_format=torch.channels_last``. (``GradBucket.gradients()`` does not: its views are of another order.)
+
+    >>> weight = torch.arange(8.0).view(1, 2, 2, 2).to(memory_format=torch.channels_last)
+    >>> bool((shaped(torch.tensor([0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]), weight) == weight).all())
+    True
+    """
+    if not parameter.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(parameter):
+        return stretch.as_strided(parameter.size(), parameter.stride())
+    return stretch.view(parameter.size())
