@@ -1,6 +1,7 @@
 """What runs inside the gloo worker processes of wrappers/test_step_ahead.py."""
 
 import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -129,6 +130,10 @@ def whereabouts() -> dict[str, float]:
     model(x)
     look("in eval mode")
     model.train()
+    twin = copy.deepcopy(model.module)
+    away["copied"] = difference(values(twin), home)
+    copy.deepcopy(model)(x)
+    look("when a copy runs")
     model(x)
     handle.close()
     look("closed")

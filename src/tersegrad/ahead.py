@@ -16,6 +16,20 @@ from tersegrad.layout import shaped
 Waiting = Iterable[tuple[Tensor, Tensor]]  # a parameter, and its stretch of what waits
 
 
+class _Hook:
+    """Calls a function. A copy of the model, by deepcopy or pickle, has hooks too, and those do nothing."""
+
+    def __init__(self, function: Callable[..., None] | None = None):
+        self._function = function
+
+    def __call__(self, *args: object) -> None:
+        if self._function is not None:
+            self._function(*args)
+
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
+        return _Hook, ()
+
+
 class Ahead:
     """Moves a model's parameters by -``by`` * (learning rate) * (what waits), and back."""
 
@@ -32,9 +46,9 @@ class Ahead:
         self._home: dict[int, tuple[Tensor, Tensor]] = {}  # where parameters that are away belong, by their id
         self._there: dict[int, Tensor] = {}  # the tensors that take their places
         self._handles = [
-            model.register_forward_pre_hook(self._before_forward),
-            model.module.register_state_dict_pre_hook(lambda *_: self.back()),
-            optimizer.register_step_pre_hook(lambda *_: self.back()),
+            model.register_forward_pre_hook(_Hook(self._before_forward)),
+            model.module.register_state_dict_pre_hook(_Hook(lambda *_: self.back())),
+            optimizer.register_step_pre_hook(_Hook(lambda *_: self.back())),
         ]
 
     def _before_forward(self, model: torch.nn.Module, _: object) -> None:

@@ -158,9 +158,13 @@ def _refuse_the_optimizer(reducer: Reducer, optimizer: torch.optim.Optimizer | N
 class _Slot:
     """What DDP holds for the life of the model; a hook cannot be taken off, but the slot can be empty."""
 
-    def __init__(self, process_group: dist.ProcessGroup):
+    def __init__(self, process_group: dist.ProcessGroup | None = None):
         self.process_group = process_group
         self.handle: Handle | None = None
+
+    def __reduce__(self) -> "tuple[type[_Slot], tuple[()]]":
+        """A copy of the model, by deepcopy or pickle, is not attached: DDP copies the list of hooks, not the hooks."""
+        return _Slot, ()
 
 
 _slots: "weakref.WeakKeyDictionary[DistributedDataParallel, _Slot]" = weakref.WeakKeyDictionary()
@@ -168,7 +172,7 @@ _slots: "weakref.WeakKeyDictionary[DistributedDataParallel, _Slot]" = weakref.We
 
 def _hook(slot: _Slot, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     if slot.handle is None:  # closed: plain DDP from here on
-        return allreduce_hook(slot.process_group, bucket)
+        return allreduce_hook(slot.process_group, bucket)  # type: ignore[arg-type]  # None: the default group
     return slot.handle._on_bucket(bucket)
 
 
