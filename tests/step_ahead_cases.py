@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -51,17 +52,20 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
     return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
 
 
-def by_hand(steps: int, by: float, micro: int) -> list[Tensor]:
+def by_hand(steps: int, by: float, micro: int, clip: float) -> list[Tensor]:
     """All workers in this process, in plain torch: the weights after so many steps."""
     module = net(torch.contiguous_format)
     names = [name for name, _ in module.named_parameters()]
     rates = {name: LR / 2 if name in names[:2] else LR for name in names}
     weights = {name: p.detach().clone() for name, p in module.named_parameters()}
     late = [{name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(dist.get_world_size())]
+    share = 1.0
     for step in range(steps):
         mean = {name: torch.zeros_like(w) for name, w in weights.items()}
         for rank, memory in enumerate(late):
-            there = {name: (w - by * rates[name] * memory[name]).requires_grad_() for name, w in weights.items()}
+            there = {
+                name: (w - by * share * rates[name] * memory[name]).requires_grad_() for name, w in weights.items()
+            }
             parts = [batch(rank, 100 * part + step) for part in range(micro)]
             total = sum(loss(functional_call(module, there, x), y) for x, y in parts)
             gradients = torch.autograd.grad(total, list(there.values()))
@@ -70,29 +74,45 @@ def by_hand(steps: int, by: float, micro: int) -> list[Tensor]:
                 sent = torch.where(memory[name].abs() > TAU, memory[name], 0.0)
                 memory[name] -= sent
                 mean[name] += sent / len(late)
+        share = min(1.0, clip / float(torch.cat([m.flatten() for m in mean.values()]).norm()))
         for name, w in weights.items():
-            w -= rates[name] * mean[name]
+            w -= share * rates[name] * mean[name]
     return list(weights.values())
 
 
-def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, steps: range, micro: int = 1) -> None:
+def train(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    micro: int = 1,
+    clip: float = math.inf,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     for step in steps:
         optimizer.zero_grad()
         for part in range(micro):
             with model.no_sync() if part < micro - 1 else contextlib.nullcontext():
                 x, y = batch(dist.get_rank(), 100 * part + step)
-                loss(model(x), y).backward()
-        optimizer.step()
+                scaler.scale(loss(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        if clip < math.inf:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
 
 
-def as_by_hand(by: float, memory_format: torch.memory_format, micro: int) -> tuple[float, float]:
+def as_by_hand(
+    by: float, memory_format: torch.memory_format, micro: int = 1, clip: float = math.inf, scaled: bool = False
+) -> tuple[float, float]:
     """The largest difference from what is made by hand; and from what is made without a step ahead."""
     spec = repr(StepAhead(tersegrad.parse(SPEC).inner, by=by))  # type: ignore[attr-defined]
-    model, optimizer, handle = attached(spec, memory_format)
-    train(model, optimizer, range(5), micro)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) if scaled else None
+    model, optimizer, handle = attached(spec, memory_format, scaler=scaler)
+    train(model, optimizer, range(5), micro, clip, scaler)
     handle.close()
     mine = values(model)
-    return difference(mine, by_hand(5, by, micro)), difference(mine, by_hand(5, 0.0, micro))
+    return difference(mine, by_hand(5, by, micro, clip)), difference(mine, by_hand(5, 0.0, micro, clip))
 
 
 def whereabouts() -> dict[str, float]:

@@ -44,6 +44,7 @@ def test_what_is_settled_stays_so(spec):
     ("text", "settled"),
     [
         ("topk4", "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))"),
+        ("ahead", "StepAhead(ErrorFeedback(AllGather(TopK(ratio=0.01, values=RangeFloat(bits=4)))))"),
         ("Schedule(AllGather(TopK(0.1)), 'ratio', steps={9: 0.3, 0: 0.2})", "AllGather(TopK(ratio=0.3))"),
         ("ByName({'a': Warmup(SignSGD())}, default=Warmup(Dense()))", "ByName({'a': SignSGD()}, Dense())"),
     ],

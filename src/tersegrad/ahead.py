@@ -3,8 +3,12 @@
 They leave when a training forward begins and are back when its backward ends, the same bits as before: a second
 tensor takes their place meanwhile. Where a forward has no backward, or one under ``no_sync``, they are back before the
 optimizer steps, before the model is saved, and before a forward of another kind.
+
+What waits would not always move them by (learning rate) * gradient: where the user clips or unscales what backward has
+left in ``.grad``, only a share of it reaches the optimizer. That share is measured on a few thousand elements.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -12,6 +16,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.layout import shaped
+
+SAMPLE = 4096  # elements of the gradient that are looked at, about
 
 Waiting = Iterable[tuple[Tensor, Tensor]]  # a parameter, and its stretch of what waits
 
@@ -39,16 +45,20 @@ class Ahead:
         optimizer: torch.optim.Optimizer,
         by: float,
         waiting: Callable[[], Waiting],
+        scale: Callable[[], float],
     ):
         self._optimizer = optimizer
         self._by = by
         self._waiting = waiting
+        self._scale = scale
+        self.share = 1.0  # of a gradient: what was left of the last one when the optimizer got it
+        self._seen: tuple[list[Tensor], int, float] = [], 1, 0.0  # whose gradients, how many of them, and their norm
         self._home: dict[int, tuple[Tensor, Tensor]] = {}  # where parameters that are away belong, by their id
         self._there: dict[int, Tensor] = {}  # the tensors that take their places
         self._handles = [
             model.register_forward_pre_hook(_Hook(self._before_forward)),
             model.module.register_state_dict_pre_hook(_Hook(lambda *_: self.back())),
-            optimizer.register_step_pre_hook(_Hook(lambda *_: self.back())),
+            optimizer.register_step_pre_hook(_Hook(lambda *_: self._before_step())),
         ]
 
     def _before_forward(self, model: torch.nn.Module, _: object) -> None:
@@ -70,7 +80,7 @@ class Ahead:
 
     def _rate(self, group: dict[str, float]) -> float:
         """How far one unit of what waits would move the parameters of a group."""
-        return self._by * float(group["lr"]) * (1.0 if group.get("maximize") else -1.0)
+        return self._by * self.share * float(group["lr"]) * (1.0 if group.get("maximize") else -1.0)
 
     def back(self) -> None:
         """If they are away."""
@@ -80,7 +90,26 @@ class Ahead:
 
     def back_after_backward(self) -> None:
         """Called in backward: when all of it is done, they are back."""
-        torch.autograd.Variable._execution_engine.queue_callback(self.back)
+        _when_backward_ends(self._after_backward)
+
+    def _after_backward(self) -> None:
+        self.back()
+        _when_backward_ends(self._look)  # only now: DDP, too, has something to do at the end, which fills ``.grad``
+
+    def _look(self) -> None:
+        """How the user gets the mean."""
+        trained = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
+        every = 1 + sum(p.numel() for p in trained) // SAMPLE
+        self._seen = trained, every, _norm(trained, every) / self._scale()
+
+    def _before_step(self) -> None:
+        """What the user has left of it."""
+        self.back()
+        trained, every, norm = self._seen
+        self._seen = [], 1, 0.0
+        if norm and all(p.grad is not None for p in trained):  # else nothing was sent of these elements
+            share = _norm(trained, every) / norm
+            self.share = share if math.isfinite(share) else self.share
 
     def at_home(self, parameter: Tensor) -> Tensor:
         """What the parameter holds when it is not away; any thread may ask."""
@@ -91,3 +120,13 @@ class Ahead:
         self.back()
         for handle in self._handles:
             handle.remove()
+
+
+def _when_backward_ends(function: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def _norm(parameters: list[Tensor], every: int) -> float:
+    """Of every so-many-th element of their gradients, as they lie in memory."""
+    gradients = (p.grad for p in parameters if p.grad is not None)
+    return float(torch.cat([g.as_strided((-(-g.numel() // every),), (every,)) for g in gradients]).norm())

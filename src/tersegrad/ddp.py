@@ -266,7 +266,7 @@ class Handle:
             _warm_up(spec)
             if spec.ahead:
                 assert options.optimizer is not None, "refused before"
-                self._ahead = Ahead(model, options.optimizer, spec.ahead, self._waiting)
+                self._ahead = Ahead(model, options.optimizer, spec.ahead, self._waiting, options.scale)
         except BaseException:
             self.close()
             raise
@@ -588,6 +588,7 @@ class Handle:
             "ranks": self._comm.size,
             "buckets": self._layout or [list(entry.bucket.names) for entry in self._entries.values()],
             "tensors": {name: states.copy(piece) for name, piece in pieces.items()},
+            **({} if self._ahead is None else {"share": self._ahead.share}),
         }
 
     def load_state_dict(self, saved: dict[str, Any] | Iterable[dict[str, Any]], strict: bool = True) -> None:
@@ -607,6 +608,8 @@ class Handle:
         self._pieces = {name: states.copy(piece) for name, piece in pieces.items()}
         self._entries.clear()
         self._step = self._loaded_at = one["step"]
+        if self._ahead is not None:
+            self._ahead.share = one.get("share", 1.0)
         self._layout = [names for names in one["buckets"] if names]
         if sorted(name for names in self._layout for name in names) != sorted(self._parameters):
             self._layout = []  # another model: its own buckets will do

@@ -69,6 +69,12 @@ PRESETS = {
         "steps={0: 0.25, 200: 0.03}))",
         "the largest 3 % in four bits each, 25 % in the first 200 steps: fewer bytes than topk, nearer to plain",
     ),
+    "ahead": Preset(
+        SPARSE,
+        "StepAhead(ErrorFeedback(Schedule(AllGather(TopK(ratio=0.01, values=RangeFloat(bits=4))), 'ratio', "
+        "steps={0: 0.25, 200: 0.01})))",
+        "the largest 1 % in four bits each after the same beginning, gradients taken a step ahead; needs optimizer=",
+    ),
     "dgc": Preset(
         SPARSE,
         "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(ratio=0.001))), 'ratio', "

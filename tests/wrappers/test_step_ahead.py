@@ -1,5 +1,7 @@
 """StepAhead: the trajectory by hand, and parameters that are always back in time."""
 
+import math
+
 import pytest
 import torch
 
@@ -15,6 +17,14 @@ def test_the_trajectory_is_that_made_by_hand(gloo4, by, micro, name):
     for off, off_without in gloo4.run(cases.as_by_hand, by, FORMATS[name], micro):
         assert off < 1e-6
         assert off_without > 1e-4, "a step ahead that makes no difference shows nothing"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("clip", "scaled"), [(0.3, False), (math.inf, True), (0.3, True)])
+def test_it_goes_as_far_as_the_user_lets_the_gradient_go(gloo4, clip, scaled, name):
+    for off, off_without in gloo4.run(cases.as_by_hand, 20.0, FORMATS[name], 1, clip, scaled):
+        assert off < 1e-6
+        assert off_without > 1e-4
 
 
 def test_parameters_are_away_in_a_step_and_at_no_other_time(gloo4):
