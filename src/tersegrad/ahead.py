@@ -75,8 +75,9 @@ class Ahead:
         moves = [(p, p.data, stretch) for p, stretch in self._waiting() if rates.get(id(p))]
         self._home = {id(p): (p, home) for p, home, _ in moves}
         for parameter, home, stretch in moves:
-            there = self._there.setdefault(id(parameter), torch.empty_like(home))
-            parameter.data = torch.add(home, shaped(stretch, parameter), alpha=rates[id(parameter)], out=there)
+            key = id(parameter)
+            there = self._there[key] = self._there[key] if key in self._there else torch.empty_like(home)
+            parameter.data = torch.add(home, shaped(stretch, parameter), alpha=rates[key], out=there)
 
     def _rate(self, group: dict[str, float]) -> float:
         """How far one unit of what waits would move the parameters of a group."""
