@@ -55,6 +55,9 @@ class _Broken(Reducer):
         later(state, residual=state["residual"])
         x.zero_()
 
+    def waiting(self, bucket, state):
+        return state["residual"]
+
     def flush(self, bucket, out, state):
         out.add_(state["residual"])
 
