@@ -1,5 +1,11 @@
 """Shared fixtures."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
@@ -8,6 +14,22 @@ import gloo
 
 settings.register_profile("tersegrad", deadline=None, derandomize=True)  # the first call of a kernel compiles it
 settings.load_profile("tersegrad")
+
+
+def _avoid_broken_matrix_units() -> None:
+    """Some virtual machines announce AMX and do not let it run: a bfloat16 product of torch's then ends the process.
+
+    oneDNN is told not to use it, in this process and in those that tests start.
+    """
+    cpuinfo, setting = Path("/proc/cpuinfo"), "ONEDNN_MAX_CPU_ISA"
+    if setting in os.environ or not cpuinfo.exists() or "amx_bf16" not in cpuinfo.read_text():
+        return
+    product = "import torch; torch.nn.Linear(288, 120).bfloat16()(torch.ones(8, 288).bfloat16())"
+    if subprocess.run([sys.executable, "-c", product], check=False, capture_output=True).returncode == -signal.SIGILL:
+        os.environ[setting] = "AVX512_CORE_BF16"
+
+
+_avoid_broken_matrix_units()
 
 
 @pytest.fixture(scope="session")
