@@ -79,9 +79,24 @@ def main() -> None:
     try:
         for config in configs:
             Trainer(config).run()
-        dist.barrier()  # nobody leaves while others still talk: gloo aborts a process whose peer is gone
+        leave_together()
     finally:
         dist.destroy_process_group()
+
+
+def leave_together() -> None:
+    """Nobody leaves while others still talk: gloo aborts a process whose peer is gone.
+
+    A barrier over gloo is not enough, since its last message may still be under way to the others; so all say through
+    the store that they have passed it. The rank that may hold the store leaves last.
+    """
+    dist.barrier()
+    store, rank, size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    store.set(f"passed/{rank}", "")
+    store.wait([f"passed/{other}" for other in range(size)])
+    store.set(f"left/{rank}", "")
+    if rank == 0:
+        store.wait([f"left/{other}" for other in range(size)])
 
 
 class Trainer:
