@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tersegrad.layout import shaped
+from tersegrad import kernels
+from tersegrad.layout import flat, shaped
 
 SAMPLE = 4096  # elements of the gradient that are looked at, about
 
@@ -77,7 +78,8 @@ class Ahead:
         for parameter, home, stretch in moves:
             key = id(parameter)
             there = self._there[key] = self._there[key] if key in self._there else torch.empty_like(home)
-            parameter.data = torch.add(home, shaped(stretch, parameter), alpha=rates[key], out=there)
+            _move(home, stretch, rates[key], there)
+            parameter.data = there
 
     def _rate(self, group: dict[str, float]) -> float:
         """How far one unit of what waits would move the parameters of a group."""
@@ -121,6 +123,15 @@ class Ahead:
         self.back()
         for handle in self._handles:
             handle.remove()
+
+
+def _move(home: Tensor, stretch: Tensor, rate: float, there: Tensor) -> None:
+    """``there = home + rate * stretch``. As vectors where that is possible: this is a pass over all weights."""
+    flat_home, flat_there = flat(home), flat(there)
+    if flat_home is None or flat_there is None or home.dtype != torch.float32:
+        torch.add(home, shaped(stretch, home), alpha=rate, out=there)
+    else:
+        kernels.on(home).add_scaled(flat_home, stretch, rate, flat_there)
 
 
 def _when_backward_ends(function: Callable[[], None]) -> None:

@@ -14,6 +14,22 @@ def shaped(stretch: Tensor, parameter: Tensor) -> Tensor:
     >>> bool((shaped(torch.tensor([0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]), weight) == weight).all())
     True
     """
-    if not parameter.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(parameter):
+    if not parameter.is_contiguous() and _fills_its_memory(parameter):
         return stretch.as_strided(parameter.size(), parameter.stride())
     return stretch.view(parameter.size())
+
+
+def flat(parameter: Tensor) -> Tensor | None:
+    """The parameter as it lies in memory, in the order of its stretch of a bucket; a view.
+
+    None if its memory has gaps, as that of a part of a larger tensor may have.
+
+    >>> flat(torch.arange(8.0).view(1, 2, 2, 2).to(memory_format=torch.channels_last))
+    tensor([0., 4., 1., 5., 2., 6., 3., 7.])
+    >>> flat(torch.zeros(4, 4)[:, :2])
+    """
+    return parameter.as_strided((parameter.numel(),), (1,)) if _fills_its_memory(parameter) else None
+
+
+def _fills_its_memory(parameter: Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(parameter))

@@ -27,7 +27,7 @@ from tersegrad.plan.choice import (
 )
 from tersegrad.reducers import AllGather, AllReduce, Dense, PowerSGD, TwoShot
 from tersegrad.taps import Metered
-from tersegrad.wrappers.memory import refuse_memory
+from tersegrad.wrappers.memory import refuse_memory, with_residual
 
 FINALS = 5  # rounds in which the finalists take turns, so that a slow moment of the machine hits all of them
 REST = 4  # windows without a look after one in which all was as usual, where the plan is dense
@@ -190,7 +190,7 @@ class Auto(Reducer):
             Dense().reduce(bucket, x, out, {}, comm)
             state.pop("_spare_residual", None)  # not needed before the next trials
             return 1.0, 0.0
-        total = torch.add(state["residual"], x, out=spare(state, "residual"))
+        total = with_residual(x, state)
         energy = _energy(total) if weigh else math.nan
         if name == DENSE:
             Dense().reduce(bucket, total, out, {}, comm)

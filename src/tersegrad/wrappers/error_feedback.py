@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
-from tersegrad.wrappers.memory import refuse_memory
+from tersegrad.wrappers.memory import refuse_memory, with_residual
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +51,7 @@ class ErrorFeedback(Reducer):
 
     def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
         """As far as ``inner`` gets without the others."""
-        total = torch.add(state["residual"], x, out=spare(state, "residual"))
+        total = with_residual(x, state)
         finish_inner = self.inner.start(bucket, total, out, state["inner"], comm)
 
         def finish() -> None:

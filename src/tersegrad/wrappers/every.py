@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
-from tersegrad.wrappers.memory import refuse_memory
+from tersegrad.wrappers.memory import refuse_memory, with_residual
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +42,7 @@ class Every(Reducer):
 
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """Adds up; sends when it is time."""
-        total = torch.add(state["residual"], x, out=spare(state, "residual"))
+        total = with_residual(x, state)
         turn = (state["turn"] + 1) % self.n
         if turn == 0:
             self.inner.reduce(bucket, total, out, state["inner"], comm)

@@ -1,5 +1,6 @@
 """Kernels for the CPU, in Numba: no compiler at install, the GIL released, machine code cached on disk."""
 
+from tersegrad.kernels.cpu.add import add_scaled
 from tersegrad.kernels.cpu.bits import pack_bits, packed_nbytes, unpack_bits
 from tersegrad.kernels.cpu.blockwise import block_scales, blockwise_decode_add, blockwise_encode
 from tersegrad.kernels.cpu.checksum import xxh64
@@ -34,6 +35,7 @@ __all__ = [
     "abs_max",
     "abs_sums",
     "add_momentum",
+    "add_scaled",
     "add_squares",
     "add_token_squares",
     "all_finite",

@@ -1,5 +1,6 @@
 """What every kernel computes, in plain torch and Python: slow, readable, on any device."""
 
+from tersegrad.kernels.reference.add import add_scaled
 from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
 from tersegrad.kernels.reference.blockwise import block_scales, blockwise_decode_add, blockwise_encode
 from tersegrad.kernels.reference.checksum import xxh64
@@ -34,6 +35,7 @@ __all__ = [
     "abs_max",
     "abs_sums",
     "add_momentum",
+    "add_scaled",
     "add_squares",
     "add_token_squares",
     "all_finite",

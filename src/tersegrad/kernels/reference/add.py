@@ -1,0 +1,24 @@
+"""Sums of two whole vectors, in plain torch: the definition fast kernels must meet."""
+
+import torch
+from torch import Tensor
+
+
+def add_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
+    """``out = a + scale * b``; whether the product is rounded before it is added is the processor's affair.
+
+    ``out`` is memory of its own.
+
+    >>> out = torch.empty(2)
+    >>> add_scaled(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0]), -0.25, out)
+    >>> out
+    tensor([0., 0.])
+    """
+    check_add(a, b, out)
+    torch.add(a, b, alpha=scale, out=out)
+
+
+def check_add(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Refuses vectors of different lengths."""
+    if not a.numel() == b.numel() == out.numel():
+        raise ValueError(f"vectors of {a.numel()} and {b.numel()} elements, and their sum of {out.numel()}")
