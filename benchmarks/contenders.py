@@ -7,6 +7,7 @@ other differed by 30 % for the same method.
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -31,7 +32,8 @@ SKIP = 1  # first step of a block, in which caches still hold another model
 MAIN = ("forward", "backward", "update")  # parts of a step on the thread that trains
 WORKER = ("encode", "wait", "decode")  # beside backward, on the worker's
 
-Block = dict[str, float]  # milliseconds of a step by part; "step" is the whole, "cpu" what the processors spent
+# Milliseconds of a step by part: "step" is the whole, "cpu" what the processors spent, "kernel" what of that was Linux.
+Block = dict[str, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +190,8 @@ class Contender:
 
     def _clocks(self) -> dict[str, float]:
         """Seconds so far, by part."""
-        clocks = {"step": time.perf_counter(), "cpu": time.process_time(), **self.spent}
+        kernel = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+        clocks = {"step": time.perf_counter(), "cpu": time.process_time(), "kernel": kernel, **self.spent}
         if self.handle is not None:
             metrics = self.handle.metrics(norms=False)
             clocks |= {part: metrics[f"{part}_seconds"] for part in WORKER}

@@ -9,9 +9,10 @@ to ``torch:noop``, a hook that returns at once, with the least and the most.
 
 ``backward`` is the whole call, with what communication could not hide in it: "exposed" is what it takes longer than
 without a network. "rest" is batches, the loop itself, and waiting for the slowest rank at the end of a block. "cpu" is
-the processor time of rank 0's process, all threads together. Encode, wait and decode are those of rank 0's worker
-thread, which runs beside backward. "fixed" is what of encode and decode does not depend on the length, nearly all of it
-Python: the same buckets with 8 to 64 floats in each tensor, one core, nothing else running.
+the processor time of rank 0's process, all threads together, and "kernel" the part of it that Linux took. Encode, wait
+and decode are those of rank 0's worker thread, which runs beside backward. "fixed" is what of encode and decode does
+not depend on the length, nearly all of it Python: the same buckets with 8 to 64 floats in each tensor, one core,
+nothing else running.
 """
 
 import argparse
@@ -111,7 +112,7 @@ def fixed_ms(spec: str, workload: str, workers: int) -> float | None:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """A table in milliseconds."""
-    parts = ("step", "cpu", *MAIN, "rest", "exposed", *WORKER, "fixed")
+    parts = ("step", "cpu", "kernel", *MAIN, "rest", "exposed", *WORKER, "fixed")
     print(f"\n{'':60}{'of no network':>22}" + "".join(f"{part:>9}" for part in parts))
     for row in rows:
         times = row["of_no_network"]
