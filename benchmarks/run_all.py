@@ -12,6 +12,7 @@ RESULTS = HERE / "results"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 COMMANDS = {
     "dense_overhead": [*TORCHRUN, "2", str(HERE / "dense_overhead.py")],
+    "add": [sys.executable, str(HERE / "add.py")],
     "topk": [sys.executable, str(HERE / "topk.py")],
     "sidco": [sys.executable, str(HERE / "sidco.py")],
     "index_codec": [sys.executable, str(HERE / "index_codec.py")],
