@@ -1,5 +1,7 @@
 """What is advised, in settings whose answer is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from tersegrad.plan import advice
@@ -48,6 +50,13 @@ def test_a_prediction_is_the_timeline_by_hand():
     assert plain.exposed == pytest.approx(plain.step - 0.15)
     assert plain.sent == 3_000_000
     assert plain.wait == pytest.approx(2 * each)
+
+
+def test_a_step_ahead_is_added_to_the_step_whatever_hides():
+    costs = [replace(cost, ahead=0.004) for cost in COSTS["topk"]]
+    ahead, without = (advice.predict("topk", each, setting(1e7)) for each in (costs, COSTS["topk"]))
+    assert ahead.step == pytest.approx(without.step + 0.008)
+    assert ahead.exposed == pytest.approx(without.exposed + 0.008)
 
 
 def test_an_all_gather_loses_where_vgc_says():

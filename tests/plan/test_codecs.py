@@ -65,6 +65,15 @@ def test_memory_counts_every_buffer_once():
     assert codecs.nbytes_of({"a": whole, "_b": whole[:4], "n": 3, "inner": {"c": torch.zeros(2)}}) == 48
 
 
+def test_a_step_ahead_takes_time_before_forward_and_a_tensor_of_the_weights_size():
+    inside = codecs.measure(parse("ErrorFeedback(AllGather(TopK(0.01)))"), BUCKET, GRADIENT)
+    around = codecs.measure(parse("StepAhead(ErrorFeedback(AllGather(TopK(0.01))))"), BUCKET, GRADIENT)
+    assert inside.ahead == 0.0 < around.ahead
+    assert around.memory == inside.memory + GRADIENT.nbytes
+    assert around.messages == inside.messages
+    assert around.scaled(2 * BUCKET.numel).ahead == 2 * around.ahead
+
+
 def test_buckets_of_one_shape_are_measured_once_and_many_shapes_are_scaled(monkeypatch):
     measured = []
 

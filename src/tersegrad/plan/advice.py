@@ -43,14 +43,15 @@ class Prediction:
 
 
 def predict(spec: str, costs: Sequence[BucketCost], setting: Setting) -> Prediction:
-    """One step, bucket by bucket along the timeline of backward."""
+    """One step, bucket by bucket along the timeline of backward; parameters step ahead before that."""
+    ahead = sum(cost.ahead for cost in costs)
     parts = [split(cost, setting.workers, setting.network) for cost in costs]
     step = simulate(setting.compute, [part.service for part in parts], setting.contention)
     return Prediction(
         spec,
-        step.seconds,
+        step.seconds + ahead,
         setting.compute.seconds,
-        step.exposed,
+        step.exposed + ahead,
         sum(part.encode for part in parts),
         sum(part.wait for part in parts),
         sum(part.decode for part in parts),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tersegrad import local
+from tersegrad import kernels, local
 from tersegrad import state as states
 from tersegrad.comm import Traffic
 from tersegrad.core import Bucket, Comm, Compressor, Pending, Reducer, State
@@ -31,12 +31,19 @@ class BucketCost:
     decode: float  # seconds for one payload
     messages: tuple[tuple[str, int], ...]  # exchange and bytes of the payload, one after the other
     memory: int  # bytes that the method keeps between two steps
+    ahead: float = 0.0  # seconds before forward, in which parameters step ahead
 
     def scaled(self, numel: int) -> "BucketCost":
         """For a bucket of another length: everything grows in proportion."""
         factor = numel / self.numel if self.numel else 0.0
-        messages = tuple((exchange, round(factor * nbytes)) for exchange, nbytes in self.messages)
-        return BucketCost(numel, factor * self.encode, factor * self.decode, messages, round(factor * self.memory))
+        return BucketCost(
+            numel,
+            factor * self.encode,
+            factor * self.decode,
+            tuple((exchange, round(factor * nbytes)) for exchange, nbytes in self.messages),
+            round(factor * self.memory),
+            factor * self.ahead,
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,8 @@ def measure(spec: Reducer, bucket: Bucket, gradient: Tensor) -> BucketCost:
     messages = local.run(2, lambda comm: _messages(spec, bucket, gradient, comm))[0]
     gathers = any(exchange != ALL_REDUCE for exchange, _ in messages)
     decode = min(_time_decode(spec, bucket, gradient), whole) if gathers else 0.0
-    return BucketCost(bucket.numel, whole - decode, decode, messages, memory)
+    ahead, elsewhere = _time_ahead(gradient) if spec.ahead else (0.0, 0)
+    return BucketCost(bucket.numel, whole - decode, decode, messages, memory + elsewhere, ahead)
 
 
 def _step(spec: Reducer, bucket: Bucket, gradient: Tensor, comm: Comm) -> tuple[Callable[[], float], State]:
@@ -171,6 +179,17 @@ def _time_decode(spec: Reducer, bucket: Bucket, gradient: Tensor) -> float:
         compressor.accumulate(payload, acc)
         times.append(time.perf_counter() - started)
     return statistics.median(times)
+
+
+def _time_ahead(weights: Tensor) -> tuple[float, int]:
+    """Seconds in which parameters step ahead by what waits, and bytes of the tensors that take their place."""
+    there, waiting = torch.empty_like(weights), torch.zeros_like(weights)
+    times = []
+    for _ in range(1 + ROUNDS):
+        started = time.perf_counter()
+        kernels.on(weights).add_scaled(weights, waiting, -0.1, there)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:]), there.nbytes
 
 
 def nbytes_of(state: State) -> int:
