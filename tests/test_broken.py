@@ -143,6 +143,19 @@ class _DividesByTheNorm(_Base):
 
 
 @dataclass(frozen=True, repr=False)
+class _SaysThatAllIsWell(_Base):
+    def start(self, bucket, x, out, state, comm):
+        self.reduce(bucket, x, out, state, comm)
+        return lambda: True
+
+
+@dataclass(frozen=True, repr=False)
+class _ForgetsASummand(_Base):
+    def start_sum(self, bucket, a, b, total, out, state, comm):
+        return self.start(bucket, total.copy_(b), out, state, comm)
+
+
+@dataclass(frozen=True, repr=False)
 class _OverwritesInput(Compressor):
     def encode(self, x, state):
         return Identity().encode(x.mul_(2.0), state)
@@ -214,6 +227,8 @@ CASES = [
     (_ChangesStateAtOnce(), "changed the state itself"),
     (_RemembersNan(), "changed the state itself"),
     (_BucketSizedTable(), "one entry per element"),
+    (_SaysThatAllIsWell(), "was said to be True"),
+    (_ForgetsASummand(), "another mean"),
     (_OverwritesInput(), "encode changed its input"),
     (_KeepsTheScaleAtHome(), "payload alone decodes to something else"),
     (_RoundsUp(), "unbiased, it says"),

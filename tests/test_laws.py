@@ -45,6 +45,11 @@ def test_overlap(reducer):
     reducers.check_overlap(reducer)
 
 
+@every_reducer
+def test_sum(reducer):
+    reducers.check_sum(reducer)
+
+
 @pytest.mark.parametrize("reducer", [r for r in REDUCERS if r.remembers], ids=repr)
 def test_telescoping(reducer):
     reducers.check_telescoping(reducer, 3)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad import kernels
 from tersegrad import state as states
 from tersegrad.core import Bucket, Compressor, Payload, Spec, State
 from tersegrad.inspection import compressor_of, decode
@@ -50,8 +49,7 @@ class _Contestant:
         if not self.feedback:
             self.payload = self.compressor.encode(self.x, self.state)
             return
-        kernels.on(self.x).add_scaled(self.residual, self.x, 1.0, self.total)
-        self.payload = self.compressor.encode(self.total, self.state)
+        self.payload = self.compressor.encode_sum(self.residual, self.x, self.total, self.state)
         self.compressor.remove(self.payload, self.total, self.state)
 
     def accumulate(self) -> None:

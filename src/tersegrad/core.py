@@ -6,6 +6,7 @@
 
 - ``init(bucket, seed)`` gives a fresh state.
 - ``encode(x, state)`` gives a payload, valid until the next ``encode`` with the same state. It does not change ``x``.
+  ``encode_sum(a, b, total, state)`` makes ``total = a + b`` first, in the same pass where a method can.
 - ``accumulate(payload, acc, scale)`` does ``acc += scale * decoded(payload)`` and needs nothing but the payload.
   Summing N workers' payloads, decoding one (on zeros) and taking one's own out again (``scale=-1``) are this one call.
 - ``accumulator(out, state)`` and ``finish(acc, out, state)`` let a method sum in another domain (a spectrum) and
@@ -27,6 +28,8 @@ caller does not want the rest, and nothing is left.
 
 ``start`` is ``reduce`` in two parts, for callers with several buckets: the second part, a function that it returns,
 waits and sends nothing. So all workers send in the order in which buckets are started, whenever each of them finishes.
+``start_sum`` is ``start`` for a vector that has yet to be added up. The second part says whether ``out`` is finite, if
+it happens to know: a method that has touched a hundredth of ``out`` spares its caller a look at all of it.
 
 If any worker's ``x`` holds a NaN or an infinity, ``out`` is non-finite on every worker and ``x`` is unspecified.
 
@@ -57,7 +60,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tersegrad import kernels
+
 State = dict[str, Any]
+Finish = Callable[[], bool | None]  # the second part of a reduce: whether ``out`` is finite, None if nobody looked
 
 HEADER_NBYTES = (
     56  # room in front of every payload's body for the frame header (wire.py), so that framing copies nothing
@@ -246,21 +252,29 @@ class Compressor(Spec, ABC):
     def encode(self, x: Tensor, state: State) -> Payload:
         """The payload of ``x``. Does not change ``x``."""
 
+    def encode_sum(self, a: Tensor, b: Tensor, total: Tensor, state: State) -> Payload:
+        """``total = a + b``, and the payload of ``total``. If the sum is not finite, ``total`` is unspecified."""
+        kernels.on(total).add_scaled(a, b, 1.0, total)
+        return self.encode(total, state)
+
     @abstractmethod
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> bool | None:
         """``acc += scale * decoded(payload)`` for a finite payload of the right length (see ``accumulate``)."""
 
-    def accumulate(self, payload: Payload, acc: Tensor, scale: float = 1.0) -> None:
-        """``acc += scale * decoded(payload)``; a non-finite payload makes ``acc`` NaN throughout."""
+    def accumulate(self, payload: Payload, acc: Tensor, scale: float = 1.0) -> bool | None:
+        """``acc += scale * decoded(payload)``; a non-finite payload makes ``acc`` NaN throughout.
+
+        Returns whether all elements that it changed are finite now, None if it did not look.
+        """
         if acc.numel() != self.accumulator_numel(payload.numel):
             raise ValueError(
                 f"a payload of {payload.numel} elements needs an accumulator of "
                 f"{self.accumulator_numel(payload.numel)}, and this one has {acc.numel()}."
             )
         if payload.finite:
-            self.add_decoded(payload, acc, scale)
-        else:
-            acc.fill_(math.nan)
+            return self.add_decoded(payload, acc, scale)
+        acc.fill_(math.nan)
+        return False
 
     def accumulator_numel(self, numel: int) -> int:
         """How long an accumulator for vectors of ``numel`` elements is."""
@@ -375,7 +389,7 @@ class Reducer(Spec, ABC):
     def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
         """Writes the mean into ``out`` and leaves in ``x`` what was not sent."""
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         """``reduce`` in two parts: this one sends all there is to send, the one it returns waits for the others' bytes.
 
         Between the two, other buckets may be started, so that they are coded while these bytes travel. By default
@@ -383,6 +397,13 @@ class Reducer(Spec, ABC):
         """
         self.reduce(bucket, x, out, state, comm)
         return _nothing_left
+
+    def start_sum(
+        self, bucket: Bucket, a: Tensor, b: Tensor, total: Tensor, out: Tensor, state: State, comm: Comm
+    ) -> Finish:
+        """``start`` of ``total = a + b``, which is made here; ``out`` may be ``b``, and is not ``total``."""
+        kernels.on(total).add_scaled(a, b, 1.0, total)
+        return self.start(bucket, total, out, state, comm)
 
     def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
         """What this worker remembers and has not sent, to be looked at until the next step; None if that is nothing.

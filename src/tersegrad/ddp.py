@@ -29,7 +29,7 @@ from tersegrad import checkpoint, faults, kernels, local, replicas
 from tersegrad import state as states
 from tersegrad.ahead import Ahead, Waiting
 from tersegrad.comm import NetworkError, TorchComm, all_reduce_traffic
-from tersegrad.core import Bucket, Comm, Reducer, Spec, State
+from tersegrad.core import Bucket, Comm, Finish, Reducer, Spec, State
 from tersegrad.layout import shaped
 from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 from tersegrad.spec import parse_reducer
@@ -434,16 +434,14 @@ class Handle:
         if finish is not None:
             finish()
 
-    def _put_mean(
-        self, arrival: _Arrival, entry: _Entry, mean: Tensor, finish_reduce: Callable[[], None], span: Span
-    ) -> None:
+    def _put_mean(self, arrival: _Arrival, entry: _Entry, mean: Tensor, finish_reduce: Finish, span: Span) -> None:
         """The mean over all workers takes the place of the gradient."""
         buffer, squares, scale = arrival.buffer, arrival.squares, arrival.scale
         self._comm.resume(span)
-        finish_reduce()
+        finite = finish_reduce()
         if squares is not None:
             squares.zero_()
-        self._poisoned += self._nonfinite_in(mean, entry)
+        self._poisoned += [] if finite else self._nonfinite_in(mean, entry)
         if scale != 1.0:
             mean.mul_(scale)
         if entry.wide is not None:

@@ -139,10 +139,8 @@ def test_top_k_gives_ties_to_the_lowest_positions(kernel):
 def test_top_k_is_exact_when_the_guess_is_wrong():
     """The sample is drawn at fixed positions: what lies there, and only there, misleads it."""
     n, k = 400_000, 4_000
-    bits = np.arange(n, dtype=np.int32)
-    seen = np.full(cpu.top_k_capacity(n, k) // 2, -1, np.int32)
-    cpu._guess(bits, k, seen, np.empty(2048, np.int64))  # each key is its own position
-    sampled = torch.from_numpy(seen[seen >= 0]).long()
+    width = cpu._sample_width(n, k, cpu.top_k_capacity(n, k) // 2)
+    sampled = torch.tensor([int(cpu._place_drawn(i, width)) for i in range(n // width)])
     assert 1_000 < sampled.numel() < 2_000
     for inside, outside in ((100.0, 1.0), (0.0, 1.0)):  # guess too high: second pass; too low: overflow
         x = gaussian(n) * outside
@@ -288,6 +286,18 @@ def test_scatter_add_agrees_to_the_bit(n, scale):
     reference.scatter_add(expected, indices, values, scale)
     assert np.array_equal(found.numpy(), oracle)
     assert np.array_equal(expected.numpy(), oracle)
+
+
+@both
+@pytest.mark.parametrize(("value", "scale"), [*((bad, 1.0) for bad in BROKEN), (3e38, 2.0)])
+def test_scatter_add_says_whether_what_it_wrote_is_finite(kernel, value, scale):
+    acc, indices = gaussian(100), torch.tensor([3, 40, 99], dtype=torch.int32)
+    acc[50] = math.nan  # which it does not touch
+    assert kernel.scatter_add(acc, indices, torch.ones(3), scale)
+    assert not kernel.scatter_add(acc, indices, torch.tensor([1.0, value, 1.0]), scale)
+    acc[99] = math.inf
+    assert not kernel.scatter_add(acc, indices[2:], torch.ones(1), scale)
+    assert kernel.scatter_add(acc, indices[:0], torch.ones(0), scale)
 
 
 @both

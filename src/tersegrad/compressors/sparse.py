@@ -81,10 +81,22 @@ class Sparse(Selective):
         those chosen.
         """
 
+    def select_sum(self, a: Tensor, b: Tensor, total: Tensor, state: State) -> Tensor | None:
+        """``total = a + b``, and the positions to send of it; by default one after the other."""
+        kernels.on(total).add_scaled(a, b, 1.0, total)
+        return self.select(total, state)
+
     def encode(self, x: Tensor, state: State) -> Payload:
         """Select, then pack."""
         require_int32(x)
-        chosen = self.select(x, state)
+        return self._encode_chosen(x, self.select(x, state), state)
+
+    def encode_sum(self, a: Tensor, b: Tensor, total: Tensor, state: State) -> Payload:
+        """Add and select, then pack."""
+        require_int32(total)
+        return self._encode_chosen(total, self.select_sum(a, b, total, state), state)
+
+    def _encode_chosen(self, x: Tensor, chosen: Tensor | None, state: State) -> Payload:
         if chosen is None:
             return Payload.nonfinite(x.numel(), state, x.device)
         state["_sent"], state["_of"] = chosen.numel(), x.numel()
@@ -94,10 +106,11 @@ class Sparse(Selective):
             return Payload.nonfinite(x.numel(), state, x.device)
         return self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> bool:
         """``acc[indices] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
         chosen, values = self._unpack(payload, payload.numel)
-        kernels.on(acc).scatter_add(acc, chosen, values, scale)
+        finite: bool = kernels.on(acc).scatter_add(acc, chosen, values, scale)
+        return finite
 
 
 def require_int32(x: Tensor) -> None:

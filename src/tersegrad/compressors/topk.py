@@ -31,9 +31,22 @@ class TopK(Sparse):
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
         """Exact selection (``kernels/*/select.py``)."""
+        chosen, candidates = self._room(x, state)
+        found = kernels.on(x).top_k(x, chosen.numel(), chosen, candidates)
+        return chosen if found >= 0 else None
+
+    def select_sum(self, a: Tensor, b: Tensor, total: Tensor, state: State) -> Tensor | None:
+        """The same, in the pass that adds."""
+        chosen, candidates = self._room(total, state)
+        found = kernels.on(total).add_top_k(a, b, chosen.numel(), total, chosen, candidates)
+        return chosen if found >= 0 else None
+
+    def _room(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """For the positions chosen, and for those that may be."""
         n = x.numel()
         k = min(n, max(1, round(self.ratio * n)))
-        kernel = kernels.on(x)
-        chosen = scratch(state, "chosen", k, torch.int32, x.device)
-        candidates = scratch(state, "candidates", kernel.top_k_capacity(n, k), torch.int32, x.device)
-        return chosen if kernel.top_k(x, k, chosen, candidates) >= 0 else None
+        capacity = kernels.on(x).top_k_capacity(n, k)
+        return (
+            scratch(state, "chosen", k, torch.int32, x.device),
+            scratch(state, "candidates", capacity, torch.int32, x.device),
+        )

@@ -1,13 +1,12 @@
 """AllGather: every worker sends its payload to all others, and all decode all of them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from tersegrad import wire
-from tersegrad.core import Bucket, Comm, Compressor, Reducer, State, mix_seed, require
+from tersegrad.core import Bucket, Comm, Compressor, Finish, Payload, Reducer, State, mix_seed, require
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,18 +33,27 @@ class AllGather(Reducer):
         """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits."""
         self.start(bucket, x, out, state, comm)()
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
-        """Encode and send. What needs this worker's payload alone is done while the others' are on their way."""
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
+        """Encode and send."""
+        return self._send(self.compressor.encode(x, state), bucket, x, out, state, comm)
+
+    def start_sum(
+        self, bucket: Bucket, a: Tensor, b: Tensor, total: Tensor, out: Tensor, state: State, comm: Comm
+    ) -> Finish:
+        """Add, encode and send."""
+        return self._send(self.compressor.encode_sum(a, b, total, state), bucket, total, out, state, comm)
+
+    def _send(self, payload: Payload, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
+        """What needs this worker's payload alone is done while the others' are on their way."""
         compressor = self.compressor
-        payload = compressor.encode(x, state)
         gathering = wire.start_gather(payload, self.fingerprint(), bucket, comm, state)
         if out is not x:
             compressor.remove(payload, x, state)
         acc = compressor.accumulator(out, state)
 
-        def finish() -> None:
-            for theirs in gathering.wait():
-                compressor.accumulate(theirs, acc, 1.0 / comm.size)
+        def finish() -> bool | None:
+            finite = [compressor.accumulate(theirs, acc, 1.0 / comm.size) for theirs in gathering.wait()]
             compressor.finish(acc, out, state)
+            return None if acc is not out or None in finite else all(finite)
 
         return finish

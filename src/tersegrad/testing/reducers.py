@@ -2,7 +2,6 @@
 
 import io
 import random
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,10 +9,10 @@ from torch import Tensor
 
 from tersegrad import local
 from tersegrad import state as states
-from tersegrad.core import Bucket, Comm, Reducer
+from tersegrad.core import Bucket, Comm, Finish, Reducer
 from tersegrad.taps import Metered
 from tersegrad.testing.inputs import BUCKET, DEGENERATE, GRADIENT, NONFINITE, Gradient, learning_rate, squares
-from tersegrad.testing.runs import Trace, assert_close, largest, mean, run, same
+from tersegrad.testing.runs import Trace, assert_close, finish, largest, mean, run, same
 
 
 def tolerance(reducer: Reducer, scale: float, size: int, lost: float = 0.25) -> float:
@@ -80,16 +79,16 @@ def check_overlap(reducer: Reducer, size: int = 3, gradient: Gradient = GRADIENT
         memory = [reducer.init(bucket, comm) for bucket in buckets]
         means: list[Tensor] = []
         for step in range(steps):
-            finish: list[Callable[[], None]] = []
+            unfinished: list[tuple[Finish, Tensor]] = []
             for bucket, state in zip(buckets, memory, strict=True):
                 x = gradient(comm.rank, len(means))
                 bucket.step, bucket.squares, bucket.lr = step, squares(x), learning_rate(step)
-                finish.append(reducer.start(bucket, x, x, state, comm))
+                unfinished.append((reducer.start(bucket, x, x, state, comm), x))
                 means.append(x)
                 if not overlaps:
-                    finish.pop()()
-            for rest in finish:
-                rest()
+                    finish(*unfinished.pop())
+            for rest, mean_of_it in unfinished:
+                finish(rest, mean_of_it)
             for state in memory:
                 states.settle(state, keep=True)
         return means
@@ -99,6 +98,27 @@ def check_overlap(reducer: Reducer, size: int = 3, gradient: Gradient = GRADIENT
     for rank, (a, b) in enumerate(zip(one_by_one, overlapping, strict=True)):
         same_bits = all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in zip(a, b, strict=True))
         assert same_bits, f"rank {rank}: a bucket that is started while another is under way gets another mean"
+
+
+def check_sum(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) -> None:
+    """A vector that is added up on the way is reduced as if it had been added up before."""
+
+    def work(comm: Comm, on_the_way: bool) -> tuple[Tensor, Tensor]:
+        bucket, (a, b) = Bucket(BUCKET.names, BUCKET.shapes), (gradient(comm.rank, step) for step in (0, 1))
+        bucket.squares, bucket.lr = squares(a + b), 0.1
+        total, state = torch.add(a, b), reducer.init(bucket, comm)
+        if on_the_way:
+            rest = reducer.start_sum(bucket, a, b, total.fill_(torch.nan), b, state, comm)
+        else:
+            rest = reducer.start(bucket, total, b, state, comm)
+        finish(rest, b)
+        return b, total
+
+    added_before = local.run(size, lambda comm: work(comm, on_the_way=False))
+    added_on_the_way = local.run(size, lambda comm: work(comm, on_the_way=True))
+    for before, on_the_way in zip(added_before, added_on_the_way, strict=True):
+        assert torch.equal(before[0], on_the_way[0]), "a sum that is made on the way has another mean"
+        assert torch.equal(before[1], on_the_way[1]), "of a sum that is made on the way something else is left"
 
 
 def check_telescoping(reducer: Reducer, size: int, gradient: Gradient = GRADIENT, steps: int = 8) -> None:
@@ -228,6 +248,7 @@ def check_reducer(reducer: Reducer, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> No
         check_step(reducer, size)
     check_in_place(reducer, max(sizes))
     check_overlap(reducer, max(sizes))
+    check_sum(reducer)
     if reducer.remembers:
         check_telescoping(reducer, max(sizes))
     check_stays_inside(reducer)

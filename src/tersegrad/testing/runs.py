@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tersegrad import local
 from tersegrad import state as states
-from tersegrad.core import Bucket, Comm, Reducer, State
+from tersegrad.core import Bucket, Comm, Finish, Reducer, State
 from tersegrad.testing.inputs import BUCKET, Gradient, learning_rate, squares
 
 
@@ -48,7 +48,7 @@ def run(
             trace.gradients.append(x.clone())
             out = x if in_place else torch.full_like(x, 123.0)
             before = states.copy(trace.state)
-            reducer.reduce(mine, x, out, trace.state, comm)
+            finish(reducer.start(mine, x, out, trace.state, comm), out)
             assert same(before, states.copy(trace.state)), (
                 "reduce changed the state itself; changes are noted with later()"
             )
@@ -60,6 +60,12 @@ def run(
         return trace
 
     return local.run(size, work)
+
+
+def finish(rest: Finish, out: Tensor) -> None:
+    """The second part of a reduce; if it says whether the mean is finite, that is so."""
+    said = rest()
+    assert said is None or said == bool(out.isfinite().all()), f"whether the mean is finite was said to be {said}"
 
 
 def held(reducer: Reducer, state: State, bucket: Bucket) -> Tensor:

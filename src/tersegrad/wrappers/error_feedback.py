@@ -4,15 +4,14 @@ Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy
 ICML 2019.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
-from tersegrad.wrappers.memory import refuse_memory, with_residual
+from tersegrad.core import Bucket, Comm, Finish, Reducer, State, later, require, spare
+from tersegrad.wrappers.memory import refuse_memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,16 +48,17 @@ class ErrorFeedback(Reducer):
         """What ``inner`` leaves of the total is the next residual."""
         self.start(bucket, x, out, state, comm)()
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         """As far as ``inner`` gets without the others."""
-        total = with_residual(x, state)
-        finish_inner = self.inner.start(bucket, total, out, state["inner"], comm)
+        total = spare(state, "residual")
+        finish_inner = self.inner.start_sum(bucket, state["residual"], x, total, out, state["inner"], comm)
 
-        def finish() -> None:
-            finish_inner()
+        def finish() -> bool | None:
+            finite = finish_inner()
             later(state, residual=total)
             if out is not x:
                 x.zero_()  # all of it is sent or remembered
+            return finite
 
         return finish
 

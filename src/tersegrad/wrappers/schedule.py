@@ -1,13 +1,12 @@
 """Schedule: one number of a spec changes as training goes on, by the step or by the learning rate."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Reducer, Spec, State, later, require
+from tersegrad.core import Bucket, Comm, Finish, Reducer, Spec, State, later, require
 
 LAWS = ("steps", "drops", "smoothness")
 
@@ -85,15 +84,25 @@ class Schedule(Reducer):
         """``inner`` with the value of this step."""
         self.start(bucket, x, out, state, comm)()
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         """As far as ``inner`` gets without the others."""
+        return self._now(bucket, state).start(bucket, x, out, state["inner"], comm)
+
+    def start_sum(
+        self, bucket: Bucket, a: Tensor, b: Tensor, total: Tensor, out: Tensor, state: State, comm: Comm
+    ) -> Finish:
+        """Likewise."""
+        return self._now(bucket, state).start_sum(bucket, a, b, total, out, state["inner"], comm)
+
+    def _now(self, bucket: Bucket, state: State) -> Reducer:
+        """``inner`` as it is in this step."""
         highest = max(state["highest_lr"], bucket.lr or 0.0)
         later(state, position=state["position"] + 1, highest_lr=highest)
         value = self.value(state["position"], bucket.lr, highest)
         if state.get("_value") != value:
             state["_value"], state["_now"] = value, self._inner_with(value)
         now: Reducer = state["_now"]
-        return now.start(bucket, x, out, state["inner"], comm)
+        return now
 
     def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
         """``inner``'s."""

@@ -4,13 +4,12 @@ Xu, Huo, Huang, "Step-ahead error feedback for distributed training with compres
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Reducer, State, require
+from tersegrad.core import Bucket, Comm, Finish, Reducer, State, require
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +64,7 @@ class StepAhead(Reducer):
         """By ``inner``: the step ahead was made before the gradients were."""
         self.start(bucket, x, out, state, comm)()
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         """As far as ``inner`` gets without the others."""
         return self.inner.start(bucket, x, out, state["inner"], comm)
 

@@ -1,12 +1,11 @@
 """Warmup: the first steps of training go another way, usually dense."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Reducer, State, later, require
+from tersegrad.core import Bucket, Comm, Finish, Reducer, State, later, require
 from tersegrad.reducers.dense import Dense
 
 
@@ -52,13 +51,25 @@ class Warmup(Reducer):
         """By the one whose time it is."""
         self.start(bucket, x, out, state, comm)()
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Callable[[], None]:
+    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         """As far as that one gets without the others."""
+        now, memory = self._now(state)
+        return now.start(bucket, x, out, memory, comm)
+
+    def start_sum(
+        self, bucket: Bucket, a: Tensor, b: Tensor, total: Tensor, out: Tensor, state: State, comm: Comm
+    ) -> Finish:
+        """Likewise."""
+        now, memory = self._now(state)
+        return now.start_sum(bucket, a, b, total, out, memory, comm)
+
+    def _now(self, state: State) -> tuple[Reducer, State]:
+        """The one whose time it is, and its state."""
         position = state["position"]
         if position < self.steps:
             later(state, position=position + 1)
-            return self.first.start(bucket, x, out, state["first"], comm)
-        return self.inner.start(bucket, x, out, state["inner"], comm)
+            return self.first, state["first"]
+        return self.inner, state["inner"]
 
     def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
         """``inner``'s; in the beginning it has none."""

@@ -1,6 +1,7 @@
 """Kernels for the CPU, in Numba: no compiler at install, the GIL released, machine code cached on disk."""
 
 from tersegrad.kernels.cpu.add import add_scaled
+from tersegrad.kernels.cpu.add_select import add_top_k
 from tersegrad.kernels.cpu.bits import pack_bits, packed_nbytes, unpack_bits
 from tersegrad.kernels.cpu.blockwise import block_scales, blockwise_decode_add, blockwise_encode
 from tersegrad.kernels.cpu.checksum import xxh64
@@ -38,6 +39,7 @@ __all__ = [
     "add_scaled",
     "add_squares",
     "add_token_squares",
+    "add_top_k",
     "all_finite",
     "bitmap_decode",
     "bitmap_encode",

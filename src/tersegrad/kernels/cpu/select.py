@@ -44,6 +44,7 @@ Histogram = NDArray[np.int64]
 ABS_MASK = np.int32(0x7FFFFFFF)  # everything but the sign
 INF_BITS = np.int32(0x7F800000)  # |x| has these bits or more <=> x is infinite or NaN
 BLOCK = 64  # elements compared at once: one bit each in a machine word
+HISTOGRAM = 2048  # parts in which keys are counted
 CHECK_EVERY = 4096  # elements between two chances to leave early
 
 
@@ -62,9 +63,14 @@ def top_k(x: Tensor, k: int, indices: Tensor, candidates: Tensor) -> int:
     check_top_k(x, k, indices, candidates)
     if k == 0:
         return 0 if all_finite(x) else -1
-    bits, scratch = _bits(x), _array(candidates, torch.int32)
-    slots = top_k_capacity(bits.size, k) // 2
-    return int(_top_k(bits, k, _array(indices, torch.int32), scratch[:slots], scratch[slots : 2 * slots]))
+    return int(_top_k(_bits(x), k, _array(indices, torch.int32), *_split_candidates(candidates, x.numel(), k)))
+
+
+def _split_candidates(scratch: Tensor, n: int, k: int) -> tuple[Ints, Ints]:
+    """Room for positions, and for their magnitude bits."""
+    slots = top_k_capacity(n, k) // 2
+    room = _array(scratch, torch.int32)
+    return room[:slots], room[slots : 2 * slots]
 
 
 def above(x: Tensor, threshold: float, indices: Tensor) -> int:
@@ -79,11 +85,16 @@ def gather(x: Tensor, indices: Tensor, values: Tensor) -> None:
         check_indices(indices, x.numel())
 
 
-def scatter_add(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> None:
-    """``acc[indices[i]] += scale * values[i]``; IndexError before any write if an index is out of range."""
+def scatter_add(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> bool:
+    """``acc[indices[i]] += scale * values[i]``; IndexError before any write if an index is out of range.
+
+    Returns whether all elements that it wrote are finite.
+    """
     check_pairs(indices, values)
-    if not _scatter_add(_array(acc), _array(indices, torch.int32), _array(values), _float32(scale)):
+    largest = _scatter_add(_array(acc), _array(indices, torch.int32), _array(values), _float32(scale))
+    if largest < 0:
         check_indices(indices, acc.numel())
+    return bool(largest < INF_BITS)
 
 
 def abs_sums(x: Tensor, threshold: float) -> tuple[int, float, float]:
@@ -166,6 +177,16 @@ def _lowest(typing: Any, word: Any) -> Any:
     return types.intp(types.uint64), generate
 
 
+@_intrinsic
+def _bits_of(typing: Any, number: Any) -> Any:
+    """The bits of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
 # --- kernels; ``np.int32(...)`` keeps Numba from widening int32 arithmetic, which would halve the vectors
 
 
@@ -201,8 +222,18 @@ def _above(bits: Ints, low: np.int32, indices: Ints) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _top_k(bits: Ints, k: int, indices: Ints, positions: Ints, keys: Ints) -> int:
-    histogram = np.empty(2048, np.int64)
-    count = _collect(bits, k, _guess(bits, k, keys, histogram), positions, keys, histogram)
+    histogram = np.empty(HISTOGRAM, np.int64)
+    width = _sample_width(bits.size, k, keys.size)
+    if width > 0:
+        for i in range(bits.size // width):
+            keys[i] = bits[_place_drawn(i, width)] & ABS_MASK
+    count = _collect(bits, k, _guess(bits.size, k, width, keys, histogram), positions, keys, histogram)
+    return _choose(bits, k, indices, positions, keys, count, histogram)
+
+
+@numba.njit(nogil=True, cache=True)
+def _choose(bits: Ints, k: int, indices: Ints, positions: Ints, keys: Ints, count: int, histogram: Histogram) -> int:
+    """The k largest of ``count`` candidates; k, or -1 if one is not finite."""
     if count < k:  # the guess was too high: rare, and costs one more pass
         count = _collect(bits, k, np.int32(0), positions, keys, histogram)
     _keep_largest(k, positions, keys, count, histogram)
@@ -216,27 +247,39 @@ def _top_k(bits: Ints, k: int, indices: Ints, positions: Ints, keys: Ints) -> in
 
 
 @numba.njit(nogil=True, cache=True)
-def _guess(bits: Ints, k: int, sample: Ints, histogram: Histogram) -> np.int32:
-    """Magnitude bits that somewhat more than k elements reach, most likely; 0 if the vector is short.
+def _sample_width(n: int, k: int, room: int) -> int:
+    """One element is drawn from each stretch of so many; 0 if the vector is too short to guess.
 
-    One element is drawn from each stretch of ``width``, at a hashed offset: weights have periods (rows,
-    channels) that a fixed stride would hit or miss. About r = k / width of the k largest are then in the
-    sample, give or take sqrt(r); the guess is the sample's element of rank r + 3 sqrt(r) + 3.
+    About r = k / width of the k largest are then in the sample, give or take sqrt(r). Each draw is a cache miss, and
+    r = 256 gives a guess that is sharp enough.
     """
-    n = bits.size
-    # Each draw is a cache miss, and r = 256 gives a guess that is sharp enough.
-    width = max(256, k // 256, n // sample.size + 1)
-    m = n // width
-    rank = int(k / width + 3.0 * np.sqrt(k / width)) + 3
-    if n <= sample.size or rank > m:
+    width = max(256, k // 256, n // room + 1)
+    return 0 if n <= room or _sample_rank(k, width) > n // width else width
+
+
+@numba.njit(nogil=True, cache=True)
+def _sample_rank(k: int, width: int) -> int:
+    return int(k / width + 3.0 * np.sqrt(k / width)) + 3
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def _place_drawn(i: int, width: int) -> Any:
+    """Where in the i-th stretch: weights have periods (rows, channels) that a fixed stride would hit or miss."""
+    hashed = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15)
+    hashed = (hashed ^ (hashed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.uint64(i * width) + (((hashed >> np.uint64(32)) * np.uint64(width)) >> np.uint64(32))
+
+
+@numba.njit(nogil=True, cache=True)
+def _guess(n: int, k: int, width: int, sample: Ints, histogram: Histogram) -> np.int32:
+    """Magnitude bits that somewhat more than k of n elements reach, most likely; 0 if there is no sample.
+
+    With r of the k largest in the sample, it is the sample's element of rank r + 3 sqrt(r) + 3.
+    """
+    if width == 0:
         return np.int32(0)
-    for i in range(m):
-        hashed = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15)
-        hashed = (hashed ^ (hashed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-        offset = ((hashed >> np.uint64(32)) * np.uint64(width)) >> np.uint64(32)
-        sample[i] = bits[np.uint64(i * width) + offset] & ABS_MASK
-    guess, _ = _kth_largest(rank, sample, m, histogram)
-    return np.int32(min(guess, INF_BITS))
+    low, _ = _kth_largest(_sample_rank(k, width), sample, n // width, histogram)
+    return np.int32(min(low, INF_BITS))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -327,12 +370,16 @@ def _gather(x: Floats, indices: Ints, values: Floats) -> bool:
 
 
 @numba.njit(nogil=True, cache=True)
-def _scatter_add(acc: Floats, indices: Ints, values: Floats, scale: np.float32) -> bool:
+def _scatter_add(acc: Floats, indices: Ints, values: Floats, scale: np.float32) -> np.int32:
+    """The largest magnitude bits that it wrote; -1, and nothing is written, if an index is out of range."""
     if not _in_range(indices, acc.size):
-        return False
+        return np.int32(-1)
+    largest = np.int32(0)
     for i in range(indices.size):
-        acc[np.uint32(indices[i])] += scale * values[i]
-    return True
+        total = acc[np.uint32(indices[i])] + scale * values[i]
+        acc[np.uint32(indices[i])] = total
+        largest = max(largest, np.int32(_bits_of(total) & ABS_MASK))
+    return largest
 
 
 # --- sums; reordering them is what lets them be vectors, and neither flag touches NaN or infinity

@@ -1,6 +1,7 @@
 """What every kernel computes, in plain torch and Python: slow, readable, on any device."""
 
 from tersegrad.kernels.reference.add import add_scaled
+from tersegrad.kernels.reference.add_select import add_top_k
 from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
 from tersegrad.kernels.reference.blockwise import block_scales, blockwise_decode_add, blockwise_encode
 from tersegrad.kernels.reference.checksum import xxh64
@@ -38,6 +39,7 @@ __all__ = [
     "add_scaled",
     "add_squares",
     "add_token_squares",
+    "add_top_k",
     "all_finite",
     "bitmap_decode",
     "bitmap_encode",

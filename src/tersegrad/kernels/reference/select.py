@@ -74,18 +74,20 @@ def gather(x: Tensor, indices: Tensor, values: Tensor) -> None:
     torch.index_select(x, 0, indices, out=values)
 
 
-def scatter_add(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> None:
+def scatter_add(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> bool:
     """``acc[indices[i]] += scale * values[i]``, the product rounded to float32 before it is added.
 
-    All indices are checked before anything is written; IndexError if one is not in [0, len(acc)).
+    All indices are checked before anything is written; IndexError if one is not in [0, len(acc)). Returns whether all
+    elements that it wrote are finite.
 
     >>> acc = torch.zeros(3)
     >>> scatter_add(acc, torch.tensor([0, 2], dtype=torch.int32), torch.tensor([1.0, 2.0]), 0.5), acc.tolist()
-    (None, [0.5, 0.0, 1.0])
+    (True, [0.5, 0.0, 1.0])
     """
     check_pairs(indices, values)
     check_indices(indices, acc.numel())
     acc.index_add_(0, indices, values * torch.tensor(scale, dtype=torch.float32))
+    return all_finite(acc[indices])
 
 
 def abs_sums(x: Tensor, threshold: float) -> tuple[int, float, float]:
