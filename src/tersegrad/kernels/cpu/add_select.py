@@ -29,9 +29,9 @@ from tersegrad.kernels.cpu.select import (
     _bits_of,
     _choose,
     _guess,
-    _keep_largest,
     _lowest,
     _place_drawn,
+    _raised,
     _sample_width,
 )
 from tersegrad.kernels.reference.add import check_add
@@ -112,11 +112,9 @@ def _add_and_collect(
             count += 1
             word &= word - np.uint64(1)
         if count > room:
-            kth = _keep_largest(k, positions, keys, count, histogram)
-            count = k
-            if kth >= INF_BITS:  # the answer is known, and NaN would go on passing
+            count, low = k, _raised(k, positions, keys, count, histogram)
+            if low > INF_BITS:
                 return count
-            low = np.int32(kth + 1)  # an equal one further on comes too late: the lowest positions win
     for i in range(n - n % BLOCK, n):
         total[i] = a[i] + b[i]
         key = np.int32(_bits_of(total[i]) & ABS_MASK)

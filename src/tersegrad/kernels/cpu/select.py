@@ -295,11 +295,9 @@ def _collect(bits: Ints, k: int, low: np.int32, positions: Ints, keys: Ints, his
             count += 1
             word &= word - np.uint64(1)
         if count > room:
-            kth = _keep_largest(k, positions, keys, count, histogram)
-            count = k
-            if kth >= INF_BITS:  # the answer is known, and NaN would go on passing
+            count, low = k, _raised(k, positions, keys, count, histogram)
+            if low > INF_BITS:
                 return count
-            low = np.int32(kth + 1)  # an equal one further on comes too late: the lowest positions win
     for i in range(n - n % BLOCK, n):
         key = np.int32(bits[i] & ABS_MASK)
         if key >= low:
@@ -307,6 +305,16 @@ def _collect(bits: Ints, k: int, low: np.int32, positions: Ints, keys: Ints, his
             keys[count] = key
             count += 1
     return count
+
+
+@numba.njit(nogil=True, cache=True)
+def _raised(k: int, positions: Ints, keys: Ints, count: int, histogram: Histogram) -> np.int32:
+    """Keeps the k largest candidates, in front; returns the magnitude bits that one further on must reach to beat them.
+
+    An equal one comes too late: the lowest positions win. Above ``INF_BITS`` the answer is known, and NaN would go on
+    passing.
+    """
+    return np.int32(min(_keep_largest(k, positions, keys, count, histogram), INF_BITS) + 1)
 
 
 @numba.njit(nogil=True, cache=True)
