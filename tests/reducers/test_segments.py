@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 import laws
 from exchange_cases import _Tens
 from tersegrad import local, state
+from tersegrad.comm import NetworkError
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, SIDCo, TopK
-from tersegrad.core import Bucket
+from tersegrad.core import Bucket, Pending
 from tersegrad.reducers import Ring, TwoShot
-from tersegrad.reducers.segments import Segment, Term, receiving, stretches
+from tersegrad.reducers.segments import Segment, Term, arriving, receiving, stretches
 from tersegrad.wire import FrameError
 from tersegrad.wrappers import ErrorFeedback
 
@@ -177,6 +178,36 @@ def test_nothing_of_an_earlier_frame_can_be_taken_for_a_header():
     assert again.data_ptr() == room.data_ptr()
     with pytest.raises(ValueError, match=r"rank 0 sent b'\\x00"):
         one.open(again, 0)
+
+
+class _Scripted(Pending):
+    """A message that has arrived, or an error of the network."""
+
+    def __init__(self, end, log):
+        self.end, self.log = end, log
+
+    def wait(self):
+        self.log.append(self)
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+
+@pytest.mark.parametrize("third_fails", [False, True])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_frame_is_an_error_when_the_other_messages_have_come(wrong, third_fails):
+    """Else this rank's own are forgotten with it; and the frame is what is spoken of, whatever happens after it."""
+    one, log = segment(Identity(), torch.ones(10)), []
+    frames = [one.seal(one.encode()).clone() for _ in range(3)]
+    frames[wrong][-1] ^= 1
+    ends = [frames[0], frames[1], NetworkError("timed out") if third_fails else frames[2]]
+    messages = [_Scripted(end, log) for end in ends]
+    comm = local.run(4, lambda comm: comm)[1]
+    came = []
+    with pytest.raises(FrameError, match=f"rank {(0, 3)[wrong]}'s frame is corrupt"):
+        came.extend(arriving(messages, [one] * 3, comm))
+    assert log == messages
+    assert [rank for rank, _ in came] == [0][:wrong]
 
 
 @pytest.mark.parametrize("reducer", [Ring(TopK(0.1)), Ring(BF16()), TwoShot(FFT()), TwoShot(BF16())], ids=repr)

@@ -45,15 +45,7 @@ class AllGather(Reducer):
 
     def _send(self, payload: Payload, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         """What needs this worker's payload alone is done while the others' are on their way."""
-        compressor = self.compressor
         gathering = wire.start_gather(payload, self.fingerprint(), bucket, comm, state)
         if out is not x:
-            compressor.remove(payload, x, state)
-        acc = compressor.accumulator(out, state)
-
-        def finish() -> bool | None:
-            finite = [compressor.accumulate(theirs, acc, 1.0 / comm.size) for theirs in gathering.wait()]
-            compressor.finish(acc, out, state)
-            return None if acc is not out or None in finite else all(finite)
-
-        return finish
+            self.compressor.remove(payload, x, state)
+        return lambda: self.compressor.sum_decoded(gathering.wait(), 1.0 / comm.size, out, state)

@@ -1,6 +1,7 @@
 """A bucket in segments, for exchanges that reduce every segment at another worker."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import wire
-from tersegrad.core import HEADER_NBYTES, Bucket, Compressor, Payload, State, later, mix_seed, scratch
+from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Compressor, Payload, Pending, State, later, mix_seed, scratch
 
 
 @dataclass(frozen=True)
@@ -168,3 +169,22 @@ def _sums_in_place(compressor: Compressor) -> bool:
 def receiving(segment: Segment, key: str) -> Tensor:
     """Where a frame of this segment can arrive."""
     return wire.receiving(segment.memory, key, segment.room, segment.x.device)
+
+
+def arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> Iterator[tuple[int, Payload]]:
+    """What the workers 1, 2, ... places before this one sent, one after the other, with their ranks.
+
+    A wrong frame is an error only once all other messages have come and gone. gloo forgets what a rank that gives up
+    has not yet sent: others would wait for that in vain, and never come to the wrong frame themselves.
+    """
+    messages = iter(under_way)
+    for by, (message, segment) in enumerate(zip(messages, expected, strict=True), start=1):
+        rank = (comm.rank - by) % comm.size
+        try:
+            payload = segment.open(message.wait(), rank)
+        except wire.FrameError:
+            with suppress(RuntimeError, ValueError):  # a second thing that is wrong must not hide the first
+                for other in messages:
+                    other.wait()
+            raise
+        yield rank, payload

@@ -14,9 +14,9 @@ from torch import Tensor
 from tersegrad import kernels, wire
 from tersegrad.compressors.groups import read
 from tersegrad.compressors.scaled_sign import ScaledSign
-from tersegrad.core import Bucket, Comm, Payload, Pending, Reducer, State, later, mix_seed, spare
+from tersegrad.core import Bucket, Comm, Payload, Reducer, State, later, mix_seed, spare
 from tersegrad.kernels.reference.bits import packed_nbytes
-from tersegrad.reducers.segments import Segment, receiving, stretches
+from tersegrad.reducers.segments import Segment, arriving, receiving, stretches
 
 SCALES = ("one", "mean")
 _BALLOT = ScaledSign()  # of a segment: signs, and a magnitude in the place of the mean
@@ -64,7 +64,7 @@ class SignSGD(Reducer):
         for by in range(1, comm.size):
             to = (comm.rank + by) % comm.size
             under_way.append(comm.start_shift(segments[to].seal(ballots[to]), receiving(own, f"from {by}"), by))
-        theirs = _opened(under_way, [own] * len(under_way), comm)
+        theirs = dict(arriving(under_way, [own] * len(under_way), comm))
         key = mix_seed(bucket.seed, bucket.step, own.bucket.id)
         result = _count(own, {comm.rank: ballots[comm.rank]} | theirs, key)
         self._announce(segments, result, comm)
@@ -111,17 +111,8 @@ class SignSGD(Reducer):
             comm.start_shift(frame, receiving(theirs, f"from {by}"), by) for by, theirs in enumerate(others, start=1)
         ]
         own.decode(result, comm.rank)
-        for rank, payload in _opened(under_way, others, comm).items():
+        for rank, payload in arriving(under_way, others, comm):
             segments[rank].decode(payload, rank)
-
-
-def _opened(under_way: list[Pending], expected: list[Segment], comm: Comm) -> dict[int, Payload]:
-    """What the workers 1, 2, ... places before this one sent, by rank."""
-    payloads = {}
-    for by, (pending, segment) in enumerate(zip(under_way, expected, strict=True), start=1):
-        rank = (comm.rank - by) % comm.size
-        payloads[rank] = segment.open(pending.wait(), rank)
-    return payloads
 
 
 def _count(own: Segment, ballots: dict[int, Payload], key: int) -> Payload:

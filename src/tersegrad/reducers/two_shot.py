@@ -1,13 +1,12 @@
 """TwoShot: every worker reduces one segment in full precision, and all get the results: two encodings, two rounds."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Compressor, Payload, Pending, Reducer, State, mix_seed, require
-from tersegrad.reducers.segments import Cut, Segment, Term, receiving
+from tersegrad.core import Bucket, Comm, Compressor, Payload, Reducer, State, mix_seed, require
+from tersegrad.reducers.segments import Cut, Segment, Term, arriving, receiving
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +53,7 @@ class TwoShot(Reducer):
             if keeps_rest:
                 theirs.remove(payload)
         own.x.div_(comm.size)
-        came = _arriving(under_way, [own] * (comm.size - 1), comm)
+        came = arriving(under_way, [own] * (comm.size - 1), comm)
         own.add(Term(payload, 1.0 / comm.size, rank) for rank, payload in came)
         self._spread(segments, own.encode(), keeps_rest, comm)
 
@@ -70,12 +69,5 @@ class TwoShot(Reducer):
             own.remove(mean)
             own.x.mul_(comm.size)
         own.decode(mean, comm.rank)
-        for rank, payload in _arriving(under_way, others, comm):
+        for rank, payload in arriving(under_way, others, comm):
             segments[rank].decode(payload, rank)
-
-
-def _arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> Iterator[tuple[int, Payload]]:
-    """What the workers 1, 2, ... places before this one sent, one after the other, with their ranks."""
-    for by, (pending, segment) in enumerate(zip(under_way, expected, strict=True), start=1):
-        rank = (comm.rank - by) % comm.size
-        yield rank, segment.open(pending.wait(), rank)
