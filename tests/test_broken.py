@@ -202,6 +202,20 @@ class _Doubles(_LikeIdentity):
 
 
 @dataclass(frozen=True, repr=False)
+class _AddsOnTopOfWhatWasThere(_LikeIdentity):
+    def sum_decoded(self, payloads, scale, out, state):
+        for payload in payloads:
+            self.accumulate(payload, out, scale)
+
+
+@dataclass(frozen=True, repr=False)
+class _SaysThatSumsAreNotFinite(_LikeIdentity):
+    def sum_decoded(self, payloads, scale, out, state):
+        super().sum_decoded(payloads, scale, out, state)
+        return False
+
+
+@dataclass(frozen=True, repr=False)
 class _TrustsTheWire(Compressor):
     """Writes wherever the bytes say."""
 
@@ -231,6 +245,8 @@ CASES = [
     (_ForgetsASummand(), "another mean"),
     (_OverwritesInput(), "encode changed its input"),
     (_KeepsTheScaleAtHome(), "payload alone decodes to something else"),
+    (_AddsOnTopOfWhatWasThere(), "another sum than one after the other"),
+    (_SaysThatSumsAreNotFinite(), "it says of a sum that it is finite: False"),
     (_RoundsUp(), "unbiased, it says"),
     (_Doubles(), "the rest is longer"),
 ]

@@ -98,6 +98,12 @@ def test_codec(compressor):
         compressors.check_payload_is_all(compressor, x)
 
 
+@every_compressor
+def test_sum_decoded(compressor):
+    for x in [GRADIENT(0, 0), *inputs.DEGENERATE.values()]:
+        compressors.check_sum_decoded(compressor, x)
+
+
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if c.contracts], ids=repr)
 def test_contracts(compressor):
     for x in [GRADIENT(0, 0), *inputs.DEGENERATE.values()]:

@@ -3,6 +3,7 @@
 Body: number of positions sent (8 bytes), bytes of the indices (8), indices padded to 8, values.
 """
 
+import math
 import struct
 from abc import abstractmethod
 
@@ -13,6 +14,7 @@ from tersegrad import kernels
 from tersegrad.codecs import indices as index_codec
 from tersegrad.core import Bucket, Compressor, Payload, State, require, scratch
 
+FEW = 0.125  # of the elements, all workers together: payloads of so many are unpacked side by side
 _PREFIX = struct.Struct("<QQ")
 
 
@@ -55,11 +57,15 @@ class Selective(Compressor):
         count, used = _read_prefix(payload, universe)
         device = payload.body.device
         chosen = torch.empty(count, dtype=torch.int32, device=device)
-        index_codec.decode(payload.body[_PREFIX.size : _PREFIX.size + used], count, universe, chosen)
-        values = torch.zeros(each * count, dtype=torch.float32, device=device)
-        start = _PREFIX.size + _padded(used)
-        self.values.accumulate(Payload(payload.body[start:], each * count), values)
+        values = torch.empty(each * count, dtype=torch.float32, device=device)
+        self._unpack_into(payload, used, universe, chosen, values)
         return chosen, values
+
+    def _unpack_into(self, payload: Payload, used: int, universe: int, chosen: Tensor, values: Tensor) -> None:
+        """As ``_unpack``, where the prefix was read."""
+        index_codec.decode(payload.body[_PREFIX.size : _PREFIX.size + used], chosen.numel(), universe, chosen)
+        start = _PREFIX.size + _padded(used)
+        self.values.accumulate(Payload(payload.body[start:], values.numel()), values.zero_())
 
     def sections(self, payload: Payload) -> dict[str, int]:
         """Bytes of counts and padding, indices and values."""
@@ -110,6 +116,25 @@ class Sparse(Selective):
         """``acc[indices] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
         chosen, values = self._unpack(payload, payload.numel)
         finite: bool = kernels.on(acc).scatter_add(acc, chosen, values, scale)
+        return finite
+
+    def sum_decoded(self, payloads: list[Payload], scale: float, out: Tensor, state: State) -> bool | None:
+        """In one pass over ``out`` if few of its elements were sent; everything is checked before it is touched."""
+        for payload in payloads:
+            self._check_length(payload, out)
+        if not all(payload.finite for payload in payloads):
+            out.fill_(math.nan)
+            return False
+        prefixes = [_read_prefix(payload, payload.numel) for payload in payloads]
+        counts = [count for count, _ in prefixes]
+        if sum(counts) > FEW * out.numel():
+            return super().sum_decoded(payloads, scale, out, state)
+        chosen = scratch(state, "all chosen", sum(counts), torch.int32, out.device)
+        values = scratch(state, "all values", sum(counts), torch.float32, out.device)
+        parts = zip(payloads, prefixes, chosen.split(counts), values.split(counts), strict=True)
+        for payload, (_, used), positions, part in parts:
+            self._unpack_into(payload, used, payload.numel, positions, part)
+        finite: bool = kernels.on(out).scatter_sum(chosen, values, counts, scale, out)
         return finite
 
 

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -164,32 +165,34 @@ def exchange_of(spec: Reducer) -> str:
 
 
 def _time_decode(spec: Reducer, bucket: Bucket, gradient: Tensor) -> float:
-    """Seconds to add one payload to a sum; 0 where the spec has no compressor of its own to try."""
+    """Seconds that one more payload takes; 0 where the spec has no compressor of its own to try."""
     compressor = next((part for part in spec.walk() if isinstance(part, Compressor)), None)
     if compressor is None:
         return 0.0
-    state = compressor.init(bucket, 0)
+    state, out = compressor.init(bucket, 0), torch.empty_like(gradient)
     for _ in range(SETTLE):
         payload = compressor.encode(gradient, state)
         states.settle(state, keep=True)
-    acc = compressor.accumulator(torch.empty_like(gradient), state)
+    if exchange_of(spec) == ALL_GATHER:  # decodes all of them together
+        one, three = (partial(compressor.sum_decoded, [payload] * count, 1.0, out, state) for count in (1, 3))
+        return max(0.0, _median_seconds(three) - _median_seconds(one)) / 2
+    return _median_seconds(partial(compressor.accumulate, payload, compressor.accumulator(out, state)))
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    """After once for nothing."""
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(1 + ROUNDS):
         started = time.perf_counter()
-        compressor.accumulate(payload, acc)
+        work()
         times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return statistics.median(times[1:])
 
 
 def _time_ahead(weights: Tensor) -> tuple[float, int]:
     """Seconds in which parameters step ahead by what waits, and bytes of the tensors that take their place."""
     there, waiting = torch.empty_like(weights), torch.zeros_like(weights)
-    times = []
-    for _ in range(1 + ROUNDS):
-        started = time.perf_counter()
-        kernels.on(weights).add_scaled(weights, waiting, -0.1, there)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:]), there.nbytes
+    return _median_seconds(lambda: kernels.on(weights).add_scaled(weights, waiting, -0.1, there)), there.nbytes
 
 
 def nbytes_of(state: State) -> int:

@@ -45,6 +45,26 @@ def check_payload_is_all(compressor: Compressor, x: Tensor) -> None:
     assert torch.equal(here, decoded), "the payload alone decodes to something else than the payload with its state"
 
 
+def check_sum_decoded(compressor: Compressor, x: Tensor) -> None:
+    """Payloads that are decoded together give what they give one after the other, to the bit, and finite if it is."""
+    bucket, scale, payloads = Bucket.flat(x.numel()), 1.0 / 3.0, []
+    for seed, vector in enumerate((x, -0.5 * x.flip(0), x.roll(1))):
+        encoded = compressor.encode(vector, compressor.init(bucket, seed))
+        payloads.append(Payload(encoded.body.clone(), encoded.numel, encoded.finite))
+    together, one_by_one = torch.full((2, x.numel()), 77.0)
+    finite = compressor.sum_decoded(payloads, scale, together, compressor.init(bucket, 0))
+    state = compressor.init(bucket, 0)
+    acc = compressor.accumulator(one_by_one, state)
+    for payload in payloads:
+        compressor.accumulate(payload, acc, scale)
+    compressor.finish(acc, one_by_one, state)
+    assert torch.equal(together.view(torch.int32), one_by_one.view(torch.int32)), (
+        "payloads decoded together have another sum than one after the other"
+    )
+    really = bool(together.isfinite().all())
+    assert finite in (None, really), f"it says of a sum that it is finite: {finite}; and it is: {really}"
+
+
 def check_unbiased(compressor: Compressor, x: Tensor, draws: int = DRAWS) -> None:
     """The mean over draws is x, to six standard errors: for compressors that say so."""
     state = compressor.init(Bucket.flat(x.numel()), 5)
@@ -93,16 +113,20 @@ def check_hostile_bytes(compressor: Compressor, x: Tensor, cases: int = 300, see
     payload = compressor.encode(x, state)
     body = payload.body.clone()
     guard, length = 32, compressor.accumulator(torch.empty_like(x), state).numel()
-    for _ in range(cases):
+    for case in range(cases):
         mutated = mutate(body.numpy().copy(), rng)
-        big = torch.zeros(length + 2 * guard)
-        acc = big[guard : guard + length]
+        big = torch.zeros(max(length, x.numel()) + 2 * guard)
+        hostile = Payload(torch.from_numpy(mutated), x.numel())
         try:
-            compressor.accumulate(Payload(torch.from_numpy(mutated), x.numel()), acc)
+            if case % 2:
+                compressor.accumulate(hostile, big[guard : guard + length])
+            else:
+                together = [Payload(body, x.numel(), payload.finite), hostile]
+                compressor.sum_decoded(together, 0.5, big[guard : guard + x.numel()], state)
         except ValueError as error:
             if not str(error):
                 raise AssertionError("an error without a message") from error
-        outside = torch.cat([big[:guard], big[guard + length :]])
+        outside = torch.cat([big[:guard], big[guard + max(length, x.numel()) :]])
         assert not bool(outside.any()), "memory outside the accumulator was written"
 
 
@@ -127,6 +151,7 @@ def check_compressor(compressor: Compressor) -> None:
     for vector in (x, *DEGENERATE.values()):
         check_codec(compressor, vector.clone())
         check_payload_is_all(compressor, vector)
+        check_sum_decoded(compressor, vector)
         if compressor.contracts:
             check_contracts(compressor, vector)
     if compressor.unbiased:

@@ -12,6 +12,7 @@ from tersegrad.kernels.cpu.natural import natural_decode_add, natural_encode
 from tersegrad.kernels.cpu.powers import power_decode, power_encode
 from tersegrad.kernels.cpu.qsgd import bucket_scales, qsgd_decode_add, qsgd_encode, quantise
 from tersegrad.kernels.cpu.range_float import abs_max, range_decode_add, range_encode
+from tersegrad.kernels.cpu.scatter import scatter_sum
 from tersegrad.kernels.cpu.select import (
     above,
     abs_log_sum,
@@ -73,6 +74,7 @@ __all__ = [
     "scaled_sign_encode",
     "scatter_add",
     "scatter_add_pairs",
+    "scatter_sum",
     "signs_decode_add",
     "stratified",
     "ternary_decode_add",

@@ -1,0 +1,110 @@
+"""A sum of sparse vectors, written in one pass (Numba, one core).
+
+What each function computes is defined by its namesake in ``kernels.reference.scatter``; here is only how.
+
+A vector of zeros to which one sparse vector after the other is added goes through memory several times: a hundredth of
+the elements is a seventh of the lines. Here a stretch that stays in the cache gets its part of all vectors, and is then
+written to where it belongs: past the caches (``add.py``) if the vector is long.
+"""
+
+from typing import Any
+
+import numba
+import numba.extending
+import numpy as np
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tersegrad.kernels.cpu.add import LINE, LINE_NBYTES, LONG, _fence
+from tersegrad.kernels.cpu.select import ABS_MASK, INF_BITS, Floats, Ints, _array, _bits_of, _float32
+from tersegrad.kernels.reference import scatter as reference
+
+__all__ = ["scatter_sum"]
+
+STRETCH = 4096  # floats: half of a first-level cache
+
+
+def scatter_sum(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
+    """``out = scale * (sum of sparse vectors)``, written past the caches if it is long and begins with a line."""
+    streams = out.numel() >= LONG and out.data_ptr() % LINE_NBYTES == 0
+    return _sum(indices, values, counts, scale, out, streams)
+
+
+def _sum(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor, streams: bool) -> bool:
+    reference.check_counts(indices, values, counts)
+    ends = np.cumsum(np.array(counts, np.int64))
+    largest = _scatter_sum(_array(indices, torch.int32), _array(values), ends, _float32(scale), _array(out), streams)
+    if largest < 0:
+        reference.check_ascending(indices, counts, out.numel())
+    return bool(largest < INF_BITS)
+
+
+_intrinsic: Any = numba.extending.intrinsic  # as Numba types it, callers would have to pass ``typing``
+
+
+@_intrinsic
+def _stream_line(typing: Any, stretch: Any, place: Any, out: Any, start: Any) -> Any:
+    """``out[start + place + j] = stretch[place + j]`` for 0 <= j < 16, which is a whole line of both."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(ir.FloatType(), LINE)
+
+        def address(array: int, offset: Any) -> Any:
+            data = context.make_array(signature.args[array])(context, builder, args[array]).data
+            return builder.bitcast(builder.gep(data, [offset]), line.as_pointer())
+
+        floats = builder.load(address(0, args[1]), align=4)
+        store = builder.store(floats, address(2, builder.add(args[3], args[1])), align=LINE_NBYTES)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(stretch, types.intp, out, types.intp), generate
+
+
+@numba.njit(nogil=True, cache=True)
+def _ascends(indices: Ints, ends: NDArray[np.int64], n: int) -> bool:
+    begin = 0
+    for end in ends:
+        before = np.int32(-1)
+        for i in range(begin, end):
+            if indices[i] <= before:
+                return False
+            before = indices[i]
+        if before >= n:
+            return False
+        begin = end
+    return True
+
+
+@numba.njit(nogil=True, cache=True)
+def _scatter_sum(
+    indices: Ints, values: Floats, ends: NDArray[np.int64], scale: np.float32, out: Floats, streams: bool
+) -> np.int32:
+    """The largest magnitude bits of a partial sum; -1, and nothing is written, if an index is wrong."""
+    n, largest = out.size, np.int32(0)
+    if not _ascends(indices, ends, n):
+        return np.int32(-1)
+    stretch = np.empty(STRETCH, np.float32)
+    cursors = np.zeros(ends.size, np.int64)
+    cursors[1:] = ends[:-1]
+    for start in range(0, n, STRETCH):
+        stop = min(start + STRETCH, n)
+        stretch[:] = 0
+        for vector in range(ends.size):
+            cursor, end = cursors[vector], ends[vector]
+            while cursor < end and indices[cursor] < stop:
+                place = np.uint32(indices[cursor] - start)
+                total = stretch[place] + scale * values[cursor]
+                stretch[place] = total
+                largest = max(largest, np.int32(_bits_of(total) & ABS_MASK))
+                cursor += 1
+            cursors[vector] = cursor
+        whole = (stop - start) // LINE * LINE if streams else 0
+        for line in range(0, whole, LINE):
+            _stream_line(stretch, line, out, start)
+        out[start + whole : stop] = stretch[whole : stop - start]
+    _fence()
+    return largest
