@@ -57,6 +57,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -84,6 +85,10 @@ class Spec:
 
     def fingerprint(self) -> int:
         """64 bits that name this spec with all its parameters, defaults included."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> int:  # every frame has it, and a spec never changes
         digest = hashlib.blake2b(self._expression(with_defaults=True).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
