@@ -1,7 +1,6 @@
 """A sum of sparse vectors in one pass is zeros to which one after the other is added: to the bit."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -9,10 +8,8 @@ import torch
 from tersegrad.kernels import cpu, reference
 from tersegrad.kernels.cpu import scatter
 
-streamed = partial(scatter._sum, streams=True)
-in_the_caches = partial(scatter._sum, streams=False)
-SUMS = [streamed, in_the_caches, cpu.scatter_sum, reference.scatter_sum]
-every_sum = pytest.mark.parametrize("scatter_sum", SUMS, ids=["streamed", "in the caches", "cpu", "reference"])
+SUMS = [scatter._streamed, scatter._one_by_one, cpu.scatter_sum, reference.scatter_sum]
+every_sum = pytest.mark.parametrize("scatter_sum", SUMS, ids=["streamed", "one by one", "cpu", "reference"])
 
 
 def sparse(n, counts, seed=0):

@@ -4,7 +4,7 @@ What each function computes is defined by its namesake in ``kernels.reference.sc
 
 A vector of zeros to which one sparse vector after the other is added goes through memory several times: a hundredth of
 the elements is a seventh of the lines. Here a stretch that stays in the cache gets its part of all vectors, and is then
-written to where it belongs: past the caches (``add.py``) if the vector is long.
+streamed to where it belongs (``add.py``).
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tersegrad.kernels.cpu.add import LINE, LINE_NBYTES, LONG, _fence
-from tersegrad.kernels.cpu.select import ABS_MASK, INF_BITS, Floats, Ints, _array, _bits_of, _float32
+from tersegrad.kernels.cpu.select import ABS_MASK, INF_BITS, Floats, Ints, _array, _bits_of, _float32, scatter_add
 from tersegrad.kernels.reference import scatter as reference
 
 __all__ = ["scatter_sum"]
@@ -28,18 +28,35 @@ STRETCH = 4096  # floats: half of a first-level cache
 
 
 def scatter_sum(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
-    """``out = scale * (sum of sparse vectors)``, written past the caches if it is long and begins with a line."""
-    streams = out.numel() >= LONG and out.data_ptr() % LINE_NBYTES == 0
-    return _sum(indices, values, counts, scale, out, streams)
+    """``out = scale * (sum of sparse vectors)``: in one pass if it is long, and begins with a line."""
+    if out.numel() < LONG or out.data_ptr() % LINE_NBYTES:
+        return _one_by_one(indices, values, counts, scale, out)
+    return _streamed(indices, values, counts, scale, out)
 
 
-def _sum(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor, streams: bool) -> bool:
+def _one_by_one(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
+    """What is short stays in the cache by itself."""
     reference.check_counts(indices, values, counts)
-    ends = np.cumsum(np.array(counts, np.int64))
-    largest = _scatter_sum(_array(indices, torch.int32), _array(values), ends, _float32(scale), _array(out), streams)
+    if not _ascends(_array(indices, torch.int32), _ends(counts), out.numel()):
+        reference.check_ascending(indices, counts, out.numel())
+    out.zero_()
+    parts = zip(indices.split(counts), values.split(counts), strict=True)
+    finite = [scatter_add(out, positions, part, scale) for positions, part in parts]
+    return all(finite)
+
+
+def _streamed(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
+    """In one pass, whatever the length; ``out`` begins with a line."""
+    reference.check_counts(indices, values, counts)
+    positions = _array(indices, torch.int32)
+    largest = _scatter_sum(positions, _array(values), _ends(counts), _float32(scale), _array(out))
     if largest < 0:
         reference.check_ascending(indices, counts, out.numel())
     return bool(largest < INF_BITS)
+
+
+def _ends(counts: list[int]) -> NDArray[np.int64]:
+    return np.cumsum(np.array(counts, np.int64))
 
 
 _intrinsic: Any = numba.extending.intrinsic  # as Numba types it, callers would have to pass ``typing``
@@ -80,9 +97,7 @@ def _ascends(indices: Ints, ends: NDArray[np.int64], n: int) -> bool:
 
 
 @numba.njit(nogil=True, cache=True)
-def _scatter_sum(
-    indices: Ints, values: Floats, ends: NDArray[np.int64], scale: np.float32, out: Floats, streams: bool
-) -> np.int32:
+def _scatter_sum(indices: Ints, values: Floats, ends: NDArray[np.int64], scale: np.float32, out: Floats) -> np.int32:
     """The largest magnitude bits of a partial sum; -1, and nothing is written, if an index is wrong."""
     n, largest = out.size, np.int32(0)
     if not _ascends(indices, ends, n):
@@ -102,7 +117,7 @@ def _scatter_sum(
                 largest = max(largest, np.int32(_bits_of(total) & ABS_MASK))
                 cursor += 1
             cursors[vector] = cursor
-        whole = (stop - start) // LINE * LINE if streams else 0
+        whole = (stop - start) // LINE * LINE
         for line in range(0, whole, LINE):
             _stream_line(stretch, line, out, start)
         out[start + whole : stop] = stretch[whole : stop - start]
