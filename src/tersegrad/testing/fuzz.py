@@ -14,7 +14,7 @@ import resource
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -76,13 +76,15 @@ def codecs() -> dict[str, Compressor]:
 
 @dataclass
 class Target:
-    """One codec and one bucket: valid bodies, and a guarded place to decode into."""
+    """One codec and one bucket: valid bodies, and guarded places to decode into, by itself and with others."""
 
     codec: Compressor
     bucket: Bucket
     bodies: list[Bytes]
+    state: State
     guarded: Tensor
     acc: Tensor
+    out: Tensor
 
     @staticmethod
     def of(codec: Compressor, bucket: Bucket) -> "Target":
@@ -94,8 +96,9 @@ class Target:
             if payload.finite:
                 bodies.append(payload.body.numpy().copy())
         length = codec.accumulator(torch.empty(bucket.numel), state).numel()
-        guarded = torch.zeros(length + 2 * GUARD)
-        return Target(codec, bucket, bodies, guarded, guarded[GUARD : GUARD + length])
+        guarded = torch.zeros(length + bucket.numel + 3 * GUARD)
+        acc, out = guarded[GUARD : GUARD + length], guarded[length + 2 * GUARD : -GUARD]
+        return Target(codec, bucket, bodies, state, guarded, acc, out)
 
     def frame(self, body: Bytes, **fields: int) -> Bytes:
         """A sealed frame of this body; fields of the header can be given other values before it is sealed."""
@@ -264,21 +267,30 @@ def _known(target: Target, frame: Bytes) -> Bytes:
 
 
 def _decode(target: Target, payload: Payload, counts: Counts) -> None:
-    refused = False
-    try:
-        target.codec.accumulate(payload, target.acc)
-    except ValueError as error:
-        refused = True
-        _note(error, counts)
-    except Exception as error:
-        raise FoundError(f"{type(error).__name__}: {error}") from error
-    if bool(target.guarded[:GUARD].any()) or bool(target.guarded[-GUARD:].any()):
-        raise FoundError("memory outside the accumulator was written")
+    refused = _refused(lambda: target.codec.accumulate(payload, target.acc), counts)
     # PerTensor finds out at the third tensor that it cannot be decoded when two have been added: the step is over then.
     if refused and bool(target.acc.any()) and not isinstance(target.codec, PerTensor):
         raise FoundError("the accumulator was changed by a payload that was then refused")
+    together = _refused(lambda: target.codec.sum_decoded([payload] * 2, 0.5, target.out, target.state), counts)
+    if together != refused:
+        raise FoundError(f"refused by itself: {refused}; and together with others: {together}")
+    target.acc.zero_()
+    target.out.zero_()
+    if bool(target.guarded.any()):
+        raise FoundError("memory outside the accumulator was written")
     counts.rejected += refused
     counts.decoded += not refused
+
+
+def _refused(decode: Callable[[], object], counts: Counts) -> bool:
+    try:
+        decode()
+    except ValueError as error:
+        _note(error, counts)
+        return True
+    except Exception as error:
+        raise FoundError(f"{type(error).__name__}: {error}") from error
+    return False
 
 
 def _note(error: ValueError, counts: Counts) -> None:
