@@ -16,7 +16,7 @@ import torch
 from tersegrad.kernels import cpu, reference
 from tersegrad.kernels.cpu.add import stream_scaled
 from tersegrad.kernels.cpu.add_select import add_top_k_streamed
-from tersegrad.timing import Times, environment, interleave, write_rows
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 
 LENGTHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 6_553_600, 25_000_000)  # 6.5 M is DDP's bucket of 25 MB
 RATIO = 0.01

@@ -26,7 +26,7 @@ from tersegrad.lab.methods import Method
 from tersegrad.lab.network import Network
 from tersegrad.lab.train import Plan, open_network
 from tersegrad.lab.worker import Config
-from tersegrad.taps import Throttled
+from tersegrad.comm.metered import Throttled
 
 SKIP = 1  # first step of a block, in which caches still hold another model
 MAIN = ("forward", "backward", "update")  # parts of a step on the thread that trains

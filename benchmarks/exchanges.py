@@ -18,11 +18,11 @@ import torch
 
 import workers
 from tersegrad import Metered, Throttled
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.core import Bucket, Comm
-from tersegrad.spec import parse_reducer
-from tersegrad.timing import Times, environment, write_rows
-from tersegrad.units import show_bytes
+from tersegrad.specs.parse import parse_reducer
+from tersegrad.cli.timing import Times, environment, write_rows
+from tersegrad.comm.units import show_bytes
 
 SPECS = (
     "Dense()",

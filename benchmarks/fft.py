@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import FFT
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.codecs import fourier
 from tersegrad.core import Bucket
 from tersegrad.kernels.cpu import fold, top_k, top_k_capacity
-from tersegrad.timing import Times, environment, interleave, write_rows
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 
 BLOCK = fourier.BLOCK
 SETTLE = 3  # encodings before the clock starts: the value codec chooses its mantissa in the first

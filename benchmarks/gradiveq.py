@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 import workers
-from tersegrad import local
-from tersegrad import state as states
-from tersegrad.codecs.subspace import Subspace
+from tersegrad.comm.torch import threads
+from tersegrad.core import state as states
+from tersegrad.reducers.gradiveq.subspace import Subspace
 from tersegrad.compressors import QSGD
 from tersegrad.core import Bucket, Comm, Reducer, State
 from tersegrad.lab.models import vgg16
 from tersegrad.reducers import Dense, GradiVeQ, TwoShot
-from tersegrad.taps import Metered, Throttled
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.comm.metered import Metered, Throttled
+from tersegrad.cli.timing import environment, interleave, write_rows
 
 LINK = "100Mbit"
 WORKERS = 4
@@ -120,7 +120,7 @@ def fit_seconds(order: str, rank: int | None) -> dict[str, Any]:
         report: dict[str, Any] = memory["layers"]["layer w"]["report"]
         return report
 
-    report = local.run(1, work)[0]
+    report = threads.run(1, work)[0]
     return {"order": order, "rank": rank, **report}
 
 
@@ -184,7 +184,7 @@ def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
 def _prepared(reducer: Reducer, bucket: Bucket) -> State:
     if not isinstance(reducer, GradiVeQ):
         return {}
-    return {"layers": local.run(1, lambda comm: compressed_state(reducer, bucket, comm))[0]["layers"]}
+    return {"layers": threads.run(1, lambda comm: compressed_state(reducer, bucket, comm))[0]["layers"]}
 
 
 def show_coding(title: str, contestants: dict[str, Any], rounds: int) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tersegrad import local
-from tersegrad import state as states
+from tersegrad.comm.torch import threads
+from tersegrad.core import state as states
 from tersegrad.core import Bucket, Comm
 from tersegrad.reducers import GradiVeQ
-from tersegrad.timing import environment, write_rows
+from tersegrad.cli.timing import environment, write_rows
 
 METHODS = [
     GradiVeQ(slice_size=4096, order="position", loss=0.01, samples=1, worst=None),  # the paper: first slice, not judged
@@ -55,7 +55,7 @@ def judge(reducer: GradiVeQ, bucket: Bucket, gradients: torch.Tensor) -> dict[st
             "fit_seconds": sum(m["report"]["fit_seconds"] for m in layers),
         }
 
-    return local.run(1, work)[0]
+    return threads.run(1, work)[0]
 
 
 def main() -> None:

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad import Metered, local
-from tersegrad import state as states
+from tersegrad import Metered
+from tersegrad.comm.torch import threads
+from tersegrad.core import state as states
 from tersegrad.core import Bucket, Comm, Compressor, Payload, State
 from tersegrad.lab import plots
 from tersegrad.plan import codecs
 from tersegrad.plan.cost import Link
-from tersegrad.spec import parse, parse_reducer
-from tersegrad.timing import environment, interleave, write_rows
-from tersegrad.units import show_bytes
+from tersegrad.specs.parse import parse, parse_reducer
+from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.comm.units import show_bytes
 
 COMPRESSORS = ("BF16()", "QSGD(bits=4)", "TopK(0.01)", "SIDCo(0.01)", "FFT()")
 REDUCERS = (
@@ -132,7 +133,7 @@ def exchanging(size: int) -> list[dict[str, Any]]:
 
     rows = []
     print(f"\n{size} workers, {EXCHANGED:,} floats: bytes that leave one of them in a step")
-    for text, sent in zip(REDUCERS, local.run(size, work)[0], strict=True):
+    for text, sent in zip(REDUCERS, threads.run(size, work)[0], strict=True):
         print(f"  {text:<24} {show_bytes(sent)}")
         rows.append({"spec": text, "workers": size, "numel": EXCHANGED, "sent": sent})
     return rows

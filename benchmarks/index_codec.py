@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tersegrad.codecs import indices as codec
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.cli.timing import environment, interleave, write_rows
 
 N = 25_000_000
 DENSITIES = (0.001, 0.01, 0.1)

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tersegrad.lab.train import read_events
-from tersegrad.timing import Times, environment, write_rows
+from tersegrad.cli.timing import Times, environment, write_rows
 
 BY_HAND = """
 import json, sys, time, torch, torch.distributed as dist

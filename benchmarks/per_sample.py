@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tersegrad.lab.workloads import Batch, find
 from tersegrad.per_sample import PerBackward, PerSample
-from tersegrad.timing import Times, environment, interleave, write_rows
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 
 Loss = Callable[[nn.Module], Tensor]
 

@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 import contenders
 from contenders import Contender
-from tersegrad.comm import TorchComm
+from tersegrad.comm.torch import TorchComm
 from tersegrad.core import Comm
 from tersegrad.plan import advice, probe
 from tersegrad.plan.advice import Setting
-from tersegrad.timing import environment, write_rows
+from tersegrad.cli.timing import environment, write_rows
 
 # what Auto() chooses from, without topk4's beginning: contenders and predictions leave that out
 SPECS = ("none", "bf16", "topk4", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.03, values=RangeFloat(bits=4))))")

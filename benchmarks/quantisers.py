@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tersegrad import kernels, state
+from tersegrad import kernels
+from tersegrad.core import state
 from tersegrad.compressors import BF16, QSGD, Blockwise, Natural, OneBit, ScaledSign, TernGrad
 from tersegrad.core import Bucket, Compressor
-from tersegrad.inspection import decode
+from tersegrad.engine.roundtrip import decode
 from tersegrad.kernels import reference
-from tersegrad.timing import Times, environment, interleave, write_rows
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 
 SPECS: tuple[Compressor, ...] = (
     ScaledSign(),

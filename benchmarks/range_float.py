@@ -17,7 +17,7 @@ from quantisers import Contestant
 from tersegrad import kernels
 from tersegrad.compressors import BF16, QSGD, RangeFloat
 from tersegrad.core import Compressor
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.cli.timing import environment, interleave, write_rows
 
 SPECS: tuple[Compressor, ...] = (
     RangeFloat(4),

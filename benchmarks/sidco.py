@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import SIDCo
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.codecs import indices as index_codec
 from tersegrad.core import Bucket
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.cli.timing import environment, interleave, write_rows
 
 
 class Plain:

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad import kernels, state
+from tersegrad import kernels
+from tersegrad.core import state
 from tersegrad.compressors import GaussianK, RandomK, RedSync, SampledTopK, Threshold
 from tersegrad.core import Bucket, Compressor
-from tersegrad.timing import Times, environment, interleave, write_rows
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 
 RATIOS = (0.01, 0.001)
 MOMENTUM = 0.9

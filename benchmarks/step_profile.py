@@ -33,7 +33,7 @@ from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.plan import codecs, model
 from tersegrad.plan.cost import payloads_decoded
-from tersegrad.timing import environment, write_rows
+from tersegrad.cli.timing import environment, write_rows
 
 NO_NETWORK = "torch:noop"
 SPECS = (NO_NETWORK, "none", "topk", "sidco", "powersgd")

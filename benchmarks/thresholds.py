@@ -28,10 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tersegrad import kernels, state
+from tersegrad import kernels
+from tersegrad.core import state
 from tersegrad.compressors import SIDCo, Sparse, TopK
 from tersegrad.core import Bucket
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.cli.timing import environment, interleave, write_rows
 
 RATIOS = (0.1, 0.01, 0.001)
 PRACTICE = 40  # steps until SIDCo's controller has settled

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.kernels.cpu.select import all_finite, top_k, top_k_capacity
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.cli.timing import environment, interleave, write_rows
 
 RATIOS = (0.01, 0.001)
 

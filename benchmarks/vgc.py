@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from tersegrad import local
-from tersegrad import state as states
+from tersegrad.comm.torch import threads
+from tersegrad.core import state as states
 from tersegrad.core import Bucket, spare
 from tersegrad.reducers import VGC
-from tersegrad.timing import environment, interleave, write_rows
+from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.wrappers import ErrorFeedback
 
 VECTORS = 1
@@ -33,7 +33,7 @@ class Ours:
         self.bucket = Bucket.flat(self.numel)
         self.bucket.squares = torch.ones(self.numel)
         self.offsets = torch.tensor(self.bucket.offsets)
-        self.comm = local.run(1, lambda comm: comm)[0]
+        self.comm = threads.run(1, lambda comm: comm)[0]
         self.state = self.reducer.init(self.bucket, self.comm)
         self.out = torch.empty(self.numel)
         for _ in range(SETTLE):

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from tersegrad import local
-from tersegrad.comm import TorchComm
+from tersegrad.comm.torch import threads
+from tersegrad.comm.torch import TorchComm
 from tersegrad.core import Comm
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ T = TypeVar("T")
 def run(size: int, work: Callable[[Comm], T]) -> T:
     """What rank 0 returns of ``work`` on ``size`` workers."""
     if size == 1 or not dist.is_torchelastic_launched():
-        return local.run(size, work)[0]
+        return threads.run(size, work)[0]
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     assert dist.get_world_size() == size, f"start this with torchrun --nproc-per-node {size}"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-import gloo
+from support import gloo
 
 settings.register_profile("tersegrad", deadline=None, derandomize=True)  # the first call of a kernel compiles it
 settings.load_profile("tersegrad")

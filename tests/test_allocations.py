@@ -8,8 +8,9 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from registered import REDUCERS
-from tersegrad import local, state
+from support.registered import REDUCERS
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.core import Bucket, Reducer
 from tersegrad.reducers import Dense
 
@@ -31,7 +32,7 @@ def largest_allocation(reducer: Reducer) -> int:
     x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     gradient = x.clone()
 
-    def work(comm: local.LocalComm) -> int:
+    def work(comm: threads.ThreadComm) -> int:
         memory, quiet = reducer.init(BUCKET, comm), _Quiet(comm)
         BUCKET.lr, BUCKET.squares = 0.1, torch.full((NUMEL,), 50.0)  # so noisy that VGC sends few
 
@@ -51,13 +52,13 @@ def largest_allocation(reducer: Reducer) -> int:
         tracemalloc.stop()
         return max([*blocks, numpy_peak])
 
-    return local.run(1, work)[0]
+    return threads.run(1, work)[0]
 
 
-class _Quiet(local.LocalComm):
+class _Quiet(threads.ThreadComm):
     """A Comm of one worker that copies nothing, so that only the reducer's own allocations are seen."""
 
-    def __init__(self, comm: local.LocalComm):
+    def __init__(self, comm: threads.ThreadComm):
         self.rank, self.size = comm.rank, comm.size
 
     def all_reduce(self, x):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import laws
+from support import laws
 from tersegrad.compressors import Identity, TopK
 from tersegrad.core import Bucket, Comm, Compressor, Payload, Reducer, State, later
 from tersegrad.reducers import AllGather

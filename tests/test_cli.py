@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tersegrad.cli import main
-from tersegrad.spec import PRESETS, registry
+from tersegrad.specs.parse import PRESETS, registry
 
 
 def test_list_shows_everything(capsys):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from registered import COMPRESSORS, REDUCERS
+from support.registered import COMPRESSORS, REDUCERS
 from tersegrad import testing
 from tersegrad.reducers import AllReduce
-from tersegrad.spec import registry
+from tersegrad.specs.parse import registry
 from tersegrad.testing import compressors, inputs, reducers
 
 GRADIENT = inputs.GRADIENT

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-import laws
-from registered import COMPRESSORS, REDUCERS
-from tersegrad import Metered, local, roundtrip
+from support import laws
+from support.registered import COMPRESSORS, REDUCERS
+from tersegrad import Metered, roundtrip
+from tersegrad.comm.torch import threads
 from tersegrad.compressors import OneBit, RandomK, Threshold
 from tersegrad.core import Bucket
 from tersegrad.reducers import AllGather, AllReduce, PowerSGD
-from tersegrad.spec import PRESETS, parse
+from tersegrad.specs.parse import PRESETS, parse
 from tersegrad.wrappers import ErrorFeedback
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -32,7 +33,7 @@ def test_grace_powersgd_returns_the_sum(size):
         reducer.reduce(bucket, x.clone(), out, reducer.init(bucket, comm), comm)
         return out
 
-    laws.assert_close(local.run(size, work)[0], x, 1e-5, "mean")
+    laws.assert_close(threads.run(size, work)[0], x, 1e-5, "mean")
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if parse(name).conserves])
@@ -98,7 +99,7 @@ def test_grace_sends_a_byte_for_a_bit(preset, bits):
         reducer.reduce(bucket, x, x, reducer.init(bucket, comm), metered)
         return metered.total.sent
 
-    assert local.run(2, work)[0] <= bits * numel / 8 + 300
+    assert threads.run(2, work)[0] <= bits * numel / 8 + 300
 
 
 @pytest.mark.parametrize("reducer", [r for r in REDUCERS if isinstance(r, AllReduce)], ids=repr)

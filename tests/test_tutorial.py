@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tersegrad import spec
+from tersegrad import specs
 
 PAGE = (Path(__file__).parent.parent / "docs" / "add-a-compressor.md").read_text()
 CLI = [sys.executable, "-m", "tersegrad.cli"]
@@ -83,4 +83,4 @@ def test_an_installed_package_is_found_by_its_entry_point(folder):
 @pytest.mark.parametrize("name", ["nowhere.py", "no_such_module_at_all"])
 def test_a_module_that_is_not_there_is_told(name):
     with pytest.raises(ValueError, match=name):
-        spec.load_module(name)
+        specs.load_module(name)

@@ -6,33 +6,117 @@
 The contract of every method is the docstring of ``tersegrad.core``.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-from tersegrad.compressors import *  # noqa: F403
-from tersegrad.compressors import __all__ as _compressors
-from tersegrad.core import Bucket, Comm, Compressor, Payload, Reducer
-from tersegrad.ddp import Handle, attach
-from tersegrad.inspection import roundtrip
-from tersegrad.reducers import *  # noqa: F403
-from tersegrad.reducers import __all__ as _reducers
-from tersegrad.spec import parse
-from tersegrad.taps import Metered, Throttled
-from tersegrad.wrappers import *  # noqa: F403
-from tersegrad.wrappers import __all__ as _wrappers
+import warnings
+from typing import Any
+
+from tersegrad.auto import Auto
+from tersegrad.comm.metered import Metered
+from tersegrad.comm.throttled import Throttled
+from tersegrad.compressors import (
+    BF16,
+    FFT,
+    FP16,
+    QSGD,
+    Blockwise,
+    GaussianK,
+    Identity,
+    Natural,
+    OneBit,
+    PerTensor,
+    RandomK,
+    RangeFloat,
+    RedSync,
+    SampledTopK,
+    ScaledSign,
+    SIDCo,
+    Sparse,
+    Strom,
+    TernGrad,
+    Threshold,
+    TopK,
+)
+from tersegrad.core import Comm, Compressor, Layout, Payload, Reducer, Step
+from tersegrad.engine.roundtrip import roundtrip
+from tersegrad.hosts import Handle, attach
+from tersegrad.reducers import VGC, AllGather, AllReduce, Dense, GradiVeQ, PowerSGD, Ring, SignSGD, TwoShot
+from tersegrad.specs import parse
+from tersegrad.wrappers import (
+    ByDimension,
+    ByName,
+    BySize,
+    ErrorFeedback,
+    Every,
+    LowMemory,
+    MomentumCorrection,
+    Schedule,
+    StepAhead,
+    Warmup,
+)
 
 __all__ = [
-    "Bucket",
+    "BF16",
+    "FFT",
+    "FP16",
+    "QSGD",
+    "VGC",
+    "AllGather",
+    "AllReduce",
+    "Auto",
+    "Blockwise",
+    "ByDimension",
+    "ByName",
+    "BySize",
     "Comm",
     "Compressor",
+    "Dense",
+    "ErrorFeedback",
+    "Every",
+    "GaussianK",
+    "GradiVeQ",
     "Handle",
+    "Identity",
+    "Layout",
+    "LowMemory",
     "Metered",
+    "MomentumCorrection",
+    "Natural",
+    "OneBit",
     "Payload",
+    "PerTensor",
+    "PowerSGD",
+    "RandomK",
+    "RangeFloat",
+    "RedSync",
     "Reducer",
+    "Ring",
+    "SIDCo",
+    "SampledTopK",
+    "ScaledSign",
+    "Schedule",
+    "SignSGD",
+    "Sparse",
+    "Step",
+    "StepAhead",
+    "Strom",
+    "TernGrad",
+    "Threshold",
     "Throttled",
+    "TopK",
+    "TwoShot",
+    "Warmup",
     "attach",
     "parse",
     "roundtrip",
-    *_compressors,
-    *_reducers,
-    *_wrappers,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of version 0.1 that were renamed; they go with the next release."""
+    if name == "Bucket":
+        warnings.warn(
+            "tersegrad.Bucket is now tersegrad.Layout, and what changes is Step.", FutureWarning, stacklevel=2
+        )
+        return Layout
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

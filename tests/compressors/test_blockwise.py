@@ -7,7 +7,7 @@ import torch
 
 from tersegrad.compressors import Blockwise
 from tersegrad.core import HEADER_NBYTES, Payload
-from tersegrad.inspection import roundtrip
+from tersegrad.engine.roundtrip import roundtrip
 
 
 def gaussian(n, seed=0):

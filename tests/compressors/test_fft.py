@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import laws
+from support import laws
 from tersegrad import FFT, AllGather, ErrorFeedback, Identity, PerTensor, RangeFloat, TopK, roundtrip
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.codecs import fourier
 from tersegrad.compressors.fft import cut_rows, piece_of_rows
 from tersegrad.core import Bucket, Payload
-from tersegrad.inspection import decode
-from tersegrad.spec import parse
+from tersegrad.engine.roundtrip import decode
+from tersegrad.specs.parse import parse
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 34, 100, 101, 1001, 4097]
 

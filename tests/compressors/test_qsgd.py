@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.compressors import QSGD
 from tersegrad.core import HEADER_NBYTES, Bucket, Payload
-from tersegrad.inspection import decode, roundtrip
+from tersegrad.engine.roundtrip import decode, roundtrip
 
 
 def gaussian(n, seed=0):

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from tersegrad import local, parse, roundtrip, state
+from tersegrad import parse, roundtrip
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.compressors import RandomK
 from tersegrad.core import Bucket, Payload, mix_seed
-from tersegrad.inspection import decode
-from tersegrad.wire import FrameError
+from tersegrad.engine.roundtrip import decode
+from tersegrad.comm.frame import FrameError
 
 N = 1000
 BUCKET = Bucket.flat(N, seed=5)
@@ -34,7 +36,7 @@ def means(spec, size, steps, prepare=lambda memory, rank: None):
             outs.append(out)
         return outs
 
-    return local.run(size, work)
+    return threads.run(size, work)
 
 
 def true_mean(size, step):

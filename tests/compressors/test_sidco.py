@@ -12,8 +12,9 @@ import pytest
 import scipy.stats
 import torch
 
-import laws
-from tersegrad import local, state
+from support import laws
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.compressors import BF16, SIDCo
 from tersegrad.compressors.sidco import ADAPT_EVERY, CAP, GOAL_RANGE, SAMPLE, _Sample
 from tersegrad.core import Bucket
@@ -527,7 +528,7 @@ def test_what_is_sent_and_what_stays_are_the_whole_bit_for_bit(law):
                 assert out[out != 0].abs().min() >= rest.abs().max()
         return capped
 
-    capped = local.run(1, work)[0]
+    capped = threads.run(1, work)[0]
     assert capped or law == "pareto"  # the Pareto law is a good one here
 
 
@@ -615,7 +616,7 @@ def test_regression_different_counts_with_overlapping_indices_decode_to_the_exac
     counts = [int(s.count_nonzero()) for s in sent]
     assert len(set(counts)) == size, "the counts should differ, or this test shows nothing"
     assert sum((s != 0).int() for s in sent).max() == size, "all workers should share some positions"
-    for rank, (rest, out) in enumerate(local.run(size, work)):
+    for rank, (rest, out) in enumerate(threads.run(size, work)):
         assert torch.equal(out, sum(sent) / size)
         assert torch.equal(rest, vectors[rank] - sent[rank])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tersegrad import SIDCo
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.compressors.sidco import SAMPLE, STRETCH, _stretches
 from tersegrad.core import Bucket
 

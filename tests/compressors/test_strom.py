@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import laws
+from support import laws
 from tersegrad import roundtrip
 from tersegrad.core import Bucket
-from tersegrad.spec import parse
+from tersegrad.specs.parse import parse
 
 
 def test_sends_the_sign_of_what_exceeds_tau():

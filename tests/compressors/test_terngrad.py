@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from tersegrad import state as states
+from tersegrad.core import state as states
 from tersegrad.compressors import TernGrad
 from tersegrad.core import HEADER_NBYTES, Bucket, Payload
-from tersegrad.inspection import decode, roundtrip
+from tersegrad.engine.roundtrip import decode, roundtrip
 from tersegrad.reducers import AllGather
 from tersegrad.testing.runs import run
 from tersegrad.wrappers import ErrorFeedback
@@ -75,7 +75,7 @@ def test_a_constant_vector_is_not_clipped_to_nothing():
 
 @pytest.mark.parametrize(("n", "bucket"), [(0, None), (1, None), (5, None), (6, None), (1000, 100), (100_003, 512)])
 def test_size_is_exact_eight_fifths_of_a_bit_not_one_byte(n, bucket):
-    """A peer's TernGrad puts one byte an element on the wire."""
+    """A peer's TernGrad puts one byte an element on the frame."""
     spec = TernGrad(bucket)
     _, payload = roundtrip(spec, gaussian(n))
     scales = 4 * (math.ceil(n / bucket) if bucket else min(n, 1))

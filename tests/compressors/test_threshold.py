@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersegrad import local, parse, roundtrip, state
+from tersegrad import parse, roundtrip
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.compressors import Threshold
 from tersegrad.core import Bucket
 
@@ -63,7 +65,7 @@ def test_grace_cut_unequal_counts_into_equal_slices():
         return out, x
 
     want = torch.stack([torch.where(g > 0.5, g, 0.0) for g in gradients]).mean(0)
-    for (out, rest), before in zip(local.run(4, work), gradients, strict=True):
+    for (out, rest), before in zip(threads.run(4, work), gradients, strict=True):
         torch.testing.assert_close(out, want)
         assert torch.equal(rest, torch.where(before > 0.5, 0.0, before))
 

@@ -6,12 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tersegrad.kernels.cpu import bits as cpu
-from tersegrad.kernels.reference import bits as reference
+from support.backends import every, others, reference
+from support.cases import cases, noted
+from tersegrad.kernels import cpu
+from tersegrad.kernels.ops import packed_nbytes
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
-every_width = pytest.mark.parametrize("bits", range(1, 17))
-SIZES = [0, 1, 2, 7, 8, 9, 63, cpu.BLOCK - 1, cpu.BLOCK, cpu.BLOCK + 1, 2 * cpu.BLOCK + 8, 3001]
+OPS = "pack_bits", "unpack_bits"
+BLOCK = 512  # codes that the CPU kernel packs at a time
+LONG = (1 << 20) + 13
+every_width = cases(bits=range(1, 17))
+SIZES = [0, 1, 2, 7, 8, 9, 63, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 8, 3001]
 GUARD = 77
 
 
@@ -25,7 +29,7 @@ def as_number(codes, bits):
 
 def pack(kernel, codes, bits):
     """The bytes, after a check that nothing behind them was touched."""
-    nbytes = kernel.packed_nbytes(codes.numel(), bits)
+    nbytes = packed_nbytes(codes.numel(), bits)
     out = torch.full((nbytes + 40,), GUARD, dtype=torch.uint8)
     kernel.pack_bits(codes, bits, out[:nbytes])
     assert bool((out[nbytes:] == GUARD).all())
@@ -39,19 +43,29 @@ def unpack(kernel, data, bits, n, dtype=torch.int32):
     return codes[:n]
 
 
-@both
+@every(*OPS)
 @every_width
 def test_layout_and_round_trip(kernel, bits):
     for n in SIZES:
-        codes = random_codes(n, bits)
+        with noted(n=n):
+            codes = random_codes(n, bits)
+            data = pack(kernel, codes, bits)
+            assert data.numel() == -(-n * bits // 8)
+            assert int.from_bytes(data.numpy().tobytes(), "little") == as_number(codes, bits)
+            assert torch.equal(unpack(kernel, data, bits, n), codes)
+
+
+@others(*OPS)
+def test_long_vectors(kernel):
+    for bits in (1, 7, 11):
+        codes = random_codes(LONG, bits)
         data = pack(kernel, codes, bits)
-        assert data.numel() == -(-n * bits // 8)
-        assert int.from_bytes(data.numpy().tobytes(), "little") == as_number(codes, bits)
-        assert torch.equal(unpack(kernel, data, bits, n), codes)
+        assert torch.equal(data, pack(reference, codes, bits)), bits
+        assert torch.equal(unpack(kernel, data, bits, LONG), codes), bits
 
 
-@both
-@pytest.mark.parametrize("bits", range(1, 9))
+@every(*OPS)
+@cases(bits=range(1, 9))
 def test_bytes_hold_short_codes(kernel, bits):
     for n in SIZES:
         codes = random_codes(n, bits, torch.uint8)
@@ -60,21 +74,21 @@ def test_bytes_hold_short_codes(kernel, bits):
         assert torch.equal(unpack(kernel, data, bits, n, torch.uint8), codes)
 
 
-@both
+@every(*OPS)
 def test_one_bit_is_numpys_packbits(kernel):
     codes = random_codes(12_345, 1, torch.uint8)
     assert torch.equal(pack(kernel, codes, 1), torch.from_numpy(np.packbits(codes.numpy(), bitorder="little")))
 
 
-@both
+@every(*OPS)
 @every_width
 def test_only_the_lowest_bits_count(kernel, bits):
     codes = torch.tensor([-1, -2, 2**31 - 1, 1 << bits, 5], dtype=torch.int32)
     assert torch.equal(pack(kernel, codes, bits), pack(kernel, codes & (1 << bits) - 1, bits))
 
 
-@both
-@pytest.mark.parametrize("bits", [3, 10, 13])
+@every(*OPS)
+@cases(bits=[3, 10, 13])
 def test_bits_behind_the_last_code_mean_nothing(kernel, bits):
     codes = random_codes(5, bits)
     data = pack(kernel, codes, bits)
@@ -82,18 +96,19 @@ def test_bits_behind_the_last_code_mean_nothing(kernel, bits):
     assert torch.equal(unpack(kernel, data, bits, 5), codes)
 
 
+@others(*OPS)
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 16), st.integers(0, 2000), st.integers(0, 7), st.integers(0, 2**32))
-def test_any_bytes_at_any_address_unpack_alike(bits, n, offset, seed):
-    nbytes = reference.packed_nbytes(n, bits)
+def test_any_bytes_at_any_address_unpack_alike(kernel, bits, n, offset, seed):
+    nbytes = packed_nbytes(n, bits)
     noise = np.random.default_rng(seed).integers(0, 256, nbytes + offset, dtype=np.uint8)
     data = torch.from_numpy(noise)[offset:]
-    codes = unpack(cpu, data, bits, n)
+    codes = unpack(kernel, data, bits, n)
     assert torch.equal(codes, unpack(reference, data, bits, n))
-    assert torch.equal(pack(cpu, codes, bits), pack(reference, codes, bits))
+    assert torch.equal(pack(kernel, codes, bits), pack(reference, codes, bits))
 
 
-@both
+@every(*OPS)
 def test_refusals(kernel):
     codes, out = torch.zeros(8, dtype=torch.int32), torch.zeros(3, dtype=torch.uint8)
     for bits in (0, 17):
@@ -109,6 +124,6 @@ def test_refusals(kernel):
         kernel.pack_bits(codes.long(), 3, out)
 
 
-def test_the_kernel_takes_only_contiguous_vectors():
+def test_the_cpu_kernel_takes_only_contiguous_vectors():
     with pytest.raises(TypeError, match="contiguous"):
         cpu.pack_bits(torch.zeros(6, dtype=torch.int32)[::2], 8, torch.zeros(3, dtype=torch.uint8))

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from tersegrad.kernels.cpu import blockwise as cpu
-from tersegrad.kernels.reference import blockwise as reference
+from support.backends import every, others, reference
+from support.cases import cases
+from tersegrad.kernels.ops import dynamic_borders, dynamic_map
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "block_scales", "blockwise_encode", "blockwise_decode_add"
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -39,30 +40,39 @@ def test_the_map_is_what_was_published():
         fraction = bits[zeros + 1 :]
         linear = (int(fraction, 2) + 0.5) / 2 ** len(fraction) if fraction else 0.5
         values |= {sign * (0.1 + 0.9 * linear) * 10.0**-zeros for sign in (-1, 1)}
-    found = reference.dynamic_map()
+    found = dynamic_map()
     assert found.tolist() == pytest.approx(sorted(values), rel=1e-12)
     assert bool((found.diff() > 0).all())
     assert found.numel() == 256
 
 
-@settings(max_examples=100, deadline=None)
-@given(st_numpy.arrays(np.float32, st.integers(0, 3000), elements=FLOATS), st.sampled_from([1, 7, 100, 1024, 2048]))
-def test_the_kernel_is_the_reference_bit_for_bit(x, block):
-    x = torch.from_numpy(x)
-    (scales, codes), (their_scales, their_codes) = (encoded(kernel, x, block) for kernel in (cpu, reference))
+def assert_agrees(kernel, x, block):
+    (scales, codes), (their_scales, their_codes) = (encoded(each, x, block) for each in (kernel, reference))
     assert torch.equal(scales, their_scales)
     assert torch.equal(codes, their_codes)
     sums = [gaussian(x.numel()), gaussian(x.numel())]
-    for kernel, acc in zip((cpu, reference), sums, strict=True):
-        kernel.blockwise_decode_add(codes, scales, block, acc, 0.3)
+    for each, acc in zip((kernel, reference), sums, strict=True):
+        each.blockwise_decode_add(codes, scales, block, acc, 0.3)
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32))
     assert bool(sums[0].isfinite().all())
 
 
-@both
+@others(*OPS)
+@settings(max_examples=100, deadline=None)
+@given(st_numpy.arrays(np.float32, st.integers(0, 3000), elements=FLOATS), st.sampled_from([1, 7, 100, 1024, 2048]))
+def test_the_kernel_is_the_reference_bit_for_bit(kernel, x, block):
+    assert_agrees(kernel, torch.from_numpy(x), block)
+
+
+@others(*OPS)
+def test_long_vectors(kernel):
+    assert_agrees(kernel, gaussian((1 << 20) + 13), 2048)
+
+
+@every(*OPS)
 def test_around_every_border_of_the_map(kernel):
     """The numbers next to each border on both sides, where one search too little would show."""
-    borders = reference.borders().numpy()
+    borders = dynamic_borders().numpy()
     near = np.concatenate([np.nextafter(borders, np.float32(0)), borders, np.nextafter(borders, np.float32(2))])
     x = torch.from_numpy(np.concatenate([[np.float32(1)], near, -near]).astype(np.float32))
     codes = encoded(kernel, x, x.numel())[1].numpy()[1:].astype(int)
@@ -73,14 +83,14 @@ def test_around_every_border_of_the_map(kernel):
     assert np.array_equal(codes[3 * n :], 127 - down)
 
 
-@both
-@pytest.mark.parametrize("sign", [1.0, -1.0])
+@every(*OPS)
+@cases(sign=[1.0, -1.0])
 def test_every_element_gets_the_nearest_number(kernel, sign):
     x = torch.cat([gaussian(3000) * 10.0 ** (-7 * torch.rand(3000, generator=torch.Generator().manual_seed(1)))])
     x[17] = 5.0 * sign
     scales, codes = encoded(kernel, x, 3000)
     assert scales.tolist() == [5.0 * sign]
-    values = reference.dynamic_map()
+    values = dynamic_map()
     quotients = x.double() / scales.double()
     best = (quotients.unsqueeze(1) - values).abs().amin(1)
     got = (quotients - values[codes.long()]).abs()
@@ -88,21 +98,21 @@ def test_every_element_gets_the_nearest_number(kernel, sign):
     assert codes[17] == 255  # the largest is exact, whatever its sign
 
 
-@both
+@every(*OPS)
 def test_every_number_of_the_map_is_its_own_code(kernel):
-    x = torch.cat([torch.ones(1), reference.dynamic_map().float()]) * 3
+    x = torch.cat([torch.ones(1), dynamic_map().float()]) * 3
     assert encoded(kernel, x, 257)[1].tolist() == [255, *range(256)]
 
 
-@both
+@every(*OPS)
 def test_scales(kernel):
     x = torch.tensor([1.0, -3.0, 2.0, 2.0, -2.0, 0.0, 0.0, 1e-40])
     assert encoded(kernel, x, 3)[0].tolist() == [-3.0, 2.0, 0.0]  # of two as large, the positive one
     assert encoded(kernel, torch.full((3,), 1e-40), 3)[1].tolist() == [127] * 3
 
 
-@both
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -math.nan])
+@every(*OPS)
+@cases(bad=[math.nan, math.inf, -math.inf, -math.nan])
 def test_what_is_not_finite_is_seen(kernel, bad):
     for where in (0, 511, 512, 999):
         x = gaussian(1000)
@@ -110,7 +120,7 @@ def test_what_is_not_finite_is_seen(kernel, bad):
         assert not kernel.block_scales(x, 512, torch.empty(2))
 
 
-@both
+@every(*OPS)
 def test_refusals(kernel):
     with pytest.raises(ValueError, match="10 codes take as many bytes, not 9"):
         kernel.blockwise_encode(torch.zeros(10), torch.zeros(1), 10, torch.zeros(9, dtype=torch.uint8))

@@ -4,10 +4,11 @@ import pytest
 import torch
 import xxhash
 
-from tersegrad.kernels.cpu import checksum as cpu
-from tersegrad.kernels.reference import checksum as reference
+from support.backends import every, others
+from support.cases import cases
+from tersegrad.kernels import cpu
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+both = every("xxh64")
 
 
 def random_bytes(n):
@@ -15,7 +16,7 @@ def random_bytes(n):
 
 
 @both
-@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+@cases(seed=[0, 1, 2**64 - 1])
 def test_every_short_length(kernel, seed):
     data = random_bytes(100)
     for n in range(101):
@@ -23,7 +24,7 @@ def test_every_short_length(kernel, seed):
 
 
 @both
-@pytest.mark.parametrize("n", [1_023, 65_537, 100_003])
+@cases(n=[1_023, 65_537, 100_003])
 def test_every_alignment(kernel, n):
     data = random_bytes(n + 8)
     for offset in range(8):
@@ -31,9 +32,10 @@ def test_every_alignment(kernel, n):
         assert kernel.xxh64(view) == xxhash.xxh64_intdigest(view.numpy()), offset
 
 
-def test_large():
+@others("xxh64")
+def test_large(kernel):
     data = random_bytes(10_000_019)
-    assert cpu.xxh64(data) == xxhash.xxh64_intdigest(data.numpy())
+    assert kernel.xxh64(data) == xxhash.xxh64_intdigest(data.numpy())
 
 
 @both
@@ -57,6 +59,6 @@ def test_only_a_vector_of_bytes_and_a_seed_of_64_bits(kernel):
         kernel.xxh64(torch.zeros(3, dtype=torch.uint8), seed=-1)
 
 
-def test_the_kernel_takes_only_contiguous_bytes():
+def test_the_cpu_kernel_takes_only_contiguous_bytes():
     with pytest.raises(TypeError, match="contiguous"):
         cpu.xxh64(torch.zeros(6, dtype=torch.uint8)[::2])

@@ -1,13 +1,14 @@
-"""Momentum before sending: the CPU kernels agree with their torch reference bit for bit; torch's SGD is its oracle."""
+"""Momentum before sending: every backend agrees with the torch reference bit for bit; torch's SGD is its oracle."""
 
 import pytest
 import torch
 
-from tersegrad.kernels.cpu import momentum as cpu
-from tersegrad.kernels.reference import momentum as reference
+from support.backends import every, others, reference
+from support.cases import cases
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
-either = pytest.mark.parametrize("nesterov", [False, True])
+OPS = "add_momentum", "mask_sent"
+both = every(*OPS)
+either = cases(nesterov=[False, True])
 
 
 def normal(n, seed):
@@ -21,12 +22,11 @@ def added(kernel, n, momentum, nesterov, scale=1.0):
     return out
 
 
+@others(*OPS)
 @either
-@pytest.mark.parametrize("n", [0, 1, 7, 64, 1001])
-@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize("scale", [1.0, 1e-39, 1e37])
-def test_cpu_is_the_reference(n, momentum, nesterov, scale):
-    fast, plain = (added(kernel, n, momentum, nesterov, scale) for kernel in (cpu, reference))
+@cases(n=[0, 1, 7, 64, 1001, 1 << 20], momentum=[0.0, 0.3, 0.9], scale=[1.0, 1e-39, 1e37])
+def test_agrees_with_the_reference(kernel, n, momentum, nesterov, scale):
+    fast, plain = (added(each, n, momentum, nesterov, scale) for each in (kernel, reference))
     assert torch.equal(fast[0], plain[0])
     assert torch.equal(fast[1], plain[1])
 
@@ -48,7 +48,7 @@ def test_one_step_is_that_of_sgd(kernel, nesterov):
 
 @both
 @either
-@pytest.mark.parametrize("scale", [1.0, 1e-39])
+@cases(scale=[1.0, 1e-39])
 def test_only_what_was_sent_is_masked(kernel, nesterov, scale):
     n = 1000
     velocity, residual = scale * normal(n, 2), scale * normal(n, 3)
@@ -66,16 +66,17 @@ def test_only_what_was_sent_is_masked(kernel, nesterov, scale):
     assert torch.equal(next_velocity[300:], before[300:])
 
 
+@others(*OPS)
 @either
-def test_masks_agree(nesterov):
+def test_masks_agree(kernel, nesterov):
     n = 1001
     velocity, residual = normal(n, 2), normal(n, 3)
     masked = []
-    for kernel in (cpu, reference):
-        next_velocity, total = added(kernel, n, 0.9, nesterov)
+    for each in (kernel, reference):
+        next_velocity, total = added(each, n, 0.9, nesterov)
         steps = torch.arange(n) % 9 - 4
         rest = total * (1 + steps * 2.0**-22)  # around the limit
-        kernel.mask_sent(velocity, residual, rest, 0.9, nesterov, next_velocity)
+        each.mask_sent(velocity, residual, rest, 0.9, nesterov, next_velocity)
         masked.append(next_velocity)
     assert torch.equal(masked[0], masked[1])
     assert 0 < int((masked[0] == 0).sum()) < n

@@ -1,4 +1,4 @@
-"""Random rounding to powers of two: both kernels bit for bit, against frexp, and the ends of float32."""
+"""Random rounding to powers of two: all backends bit for bit, against frexp, and the ends of float32."""
 
 import math
 
@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from tersegrad.kernels.cpu import natural as cpu
-from tersegrad.kernels.reference import natural as reference
+from support.backends import every, others, reference
+from support.cases import cases
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "natural_encode", "natural_decode_add"
+both = every(*OPS)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -34,17 +35,26 @@ def decoded(kernel, x, key=5):
     return acc
 
 
+@others(*OPS)
 @settings(max_examples=100, deadline=None)
 @given(st_numpy.arrays(np.float32, st.integers(0, 2500), elements=FLOATS), st.integers(0, 2**64 - 1))
-def test_the_kernel_is_the_reference_and_goes_to_a_neighbouring_power(x, key):
-    x = torch.from_numpy(x)
-    data = encoded(cpu, x, key)
+def test_the_kernel_is_the_reference_and_goes_to_a_neighbouring_power(kernel, x, key):
+    assert_agrees(kernel, torch.from_numpy(x), key)
+
+
+@others(*OPS)
+def test_long_vectors(kernel):
+    assert_agrees(kernel, gaussian((1 << 20) + 13), 7)
+
+
+def assert_agrees(kernel, x, key):
+    data = encoded(kernel, x, key)
     assert torch.equal(data, encoded(reference, x, key))
     sums = [gaussian(x.numel()), gaussian(x.numel())]
-    for kernel, acc in zip((cpu, reference), sums, strict=True):
-        kernel.natural_decode_add(data, acc, 0.3)
+    for each, acc in zip((kernel, reference), sums, strict=True):
+        each.natural_decode_add(data, acc, 0.3)
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32))
-    got = decoded(cpu, x, key).double()
+    got = decoded(kernel, x, key).double()
     below = torch.ldexp(torch.ones_like(got), torch.frexp(x.double().abs())[1] - 1)  # the power of two at or below |x|
     below = torch.where(x.abs() < 2.0**-126, 0.0, below)
     above = torch.where(below < 2.0**127, 2 * below, below)
@@ -87,7 +97,7 @@ def test_any_bytes_decode_to_something_finite(kernel):
 
 
 @both
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@cases(bad=[math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_seen(kernel, bad):
     for where in (0, 511, 1024, 1999):
         x = gaussian(2000)

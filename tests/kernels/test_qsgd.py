@@ -1,4 +1,4 @@
-"""Stochastic rounding: both kernels bit for bit, the draws they share, and levels with scales from outside."""
+"""Stochastic rounding: all backends bit for bit, the draws they share, and levels with scales from outside."""
 
 import math
 
@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from scipy import stats
 
-from tersegrad.kernels.cpu import qsgd as cpu
-from tersegrad.kernels.reference import qsgd as reference
-from tersegrad.kernels.reference.bits import packed_nbytes
+from support.backends import every, others, reference
+from support.cases import cases
+from tersegrad.kernels.ops import NORMS, QSGD_MAX_SCALE, bucket_count, levels_of, packed_nbytes, split_key
+from tersegrad.kernels.reference.sampling import uniform
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "bucket_scales", "quantise", "qsgd_encode", "qsgd_decode_add"
+both = every(*OPS)
 CPU = torch.device("cpu")
 
 
@@ -22,21 +24,21 @@ def gaussian(n, seed=0):
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
-def scales_of(x, bucket, norm="max", kernel=cpu):
-    scales = torch.full((reference.bucket_count(x.numel(), bucket) + 4,), 77.0)
+def scales_of(x, bucket, norm="max", kernel=reference):
+    scales = torch.full((bucket_count(x.numel(), bucket) + 4,), 77.0)
     assert kernel.bucket_scales(x, bucket, norm, scales[:-4])
     assert scales[-4:].tolist() == [77.0] * 4
     return scales[:-4]
 
 
-def quantised(x, scales, bucket, levels, key, kernel=cpu):
+def quantised(x, scales, bucket, levels, key, kernel):
     out = torch.full((x.numel() + 16,), 77, dtype=torch.int32)
     kernel.quantise(x, scales, bucket, levels, key, out[: x.numel()])
     assert bool((out[x.numel() :] == 77).all())
     return out[: x.numel()]
 
 
-def encoded(x, scales, bucket, bits, key, kernel=cpu):
+def encoded(x, scales, bucket, bits, key, kernel):
     nbytes = packed_nbytes(x.numel(), bits)
     out = torch.full((nbytes + 40,), 77, dtype=torch.uint8)
     kernel.qsgd_encode(x, scales, bucket, bits, key, out[:nbytes])
@@ -47,6 +49,7 @@ def encoded(x, scales, bucket, bits, key, kernel=cpu):
 # --- agreement
 
 
+@others(*OPS)
 @settings(max_examples=120, deadline=None)
 @given(
     st_numpy.arrays(
@@ -56,28 +59,38 @@ def encoded(x, scales, bucket, bits, key, kernel=cpu):
     st.integers(2, 16),
     st.integers(0, 2**64 - 1),
 )
-def test_the_kernel_is_the_reference_bit_for_bit(x, bucket, bits, key):
-    x = torch.from_numpy(x)
-    scales = scales_of(x, bucket)
+def test_the_kernel_is_the_reference_bit_for_bit(kernel, x, bucket, bits, key):
+    assert_agrees(kernel, torch.from_numpy(x), bucket, bits, key)
+
+
+@others(*OPS)
+def test_long_vectors(kernel):
+    for bits in (2, 4, 9):
+        assert_agrees(kernel, gaussian((1 << 20) + 13), 512, bits, 3)
+
+
+def assert_agrees(kernel, x, bucket, bits, key):
+    scales = scales_of(x, bucket, kernel=kernel)
     assert torch.equal(scales, scales_of(x, bucket, kernel=reference))
-    data = encoded(x, scales, bucket, bits, key)
+    data = encoded(x, scales, bucket, bits, key, kernel)
     assert torch.equal(data, encoded(x, scales, bucket, bits, key, reference))
-    levels = reference.levels_of(bits)
-    assert torch.equal(*(quantised(x, scales, bucket, levels, key, k) for k in (cpu, reference)))
+    levels = levels_of(bits)
+    assert torch.equal(*(quantised(x, scales, bucket, levels, key, each) for each in (kernel, reference)))
     sums = [gaussian(x.numel()), gaussian(x.numel())]
-    for kernel, acc in zip((cpu, reference), sums, strict=True):
-        kernel.qsgd_decode_add(data, scales, bucket, bits, acc, 0.3)
+    for each, acc in zip((kernel, reference), sums, strict=True):
+        each.qsgd_decode_add(data, scales, bucket, bits, acc, 0.3)
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32))
 
 
+@others(*OPS)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1300), st.sampled_from([1, 7, 512]), st.integers(2, 16), st.integers(0, 2**32))
-def test_any_codes_decode_alike_and_finite(n, bucket, bits, seed):
+def test_any_codes_decode_alike_and_finite(kernel, n, bucket, bits, seed):
     data = np.random.default_rng(seed).integers(0, 256, packed_nbytes(n, bits), dtype=np.uint8)
-    scales = torch.full((reference.bucket_count(n, bucket),), reference.LARGEST)
+    scales = torch.full((bucket_count(n, bucket),), QSGD_MAX_SCALE)
     sums = [torch.zeros(n), torch.zeros(n)]
-    for kernel, acc in zip((cpu, reference), sums, strict=True):
-        kernel.qsgd_decode_add(torch.from_numpy(data), scales, bucket, bits, acc, 1.0)
+    for each, acc in zip((kernel, reference), sums, strict=True):
+        each.qsgd_decode_add(torch.from_numpy(data), scales, bucket, bits, acc, 1.0)
     assert torch.equal(*sums)
     assert bool(sums[0].isfinite().all())
 
@@ -106,17 +119,16 @@ def test_scales(kernel):
 
 
 @both
-@pytest.mark.parametrize("norm", reference.NORMS)
+@cases(norm=NORMS)
 def test_extreme_scales(kernel, norm):
     largest = torch.finfo(torch.float32).max
-    assert scales_of(torch.full((512,), largest), 512, norm, kernel).tolist() == [reference.LARGEST]
+    assert scales_of(torch.full((512,), largest), 512, norm, kernel).tolist() == [QSGD_MAX_SCALE]
     assert scales_of(torch.full((4,), 1e-40), 4, norm, kernel).tolist() == [0.0]
     assert scales_of(torch.zeros(0), 4, norm, kernel).tolist() == []
 
 
 @both
-@pytest.mark.parametrize("norm", reference.NORMS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@cases(norm=NORMS, bad=[math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_seen(kernel, norm, bad):
     for where in (0, 511, 512, 999):
         x = gaussian(1000)
@@ -128,28 +140,28 @@ def test_what_is_not_finite_is_seen(kernel, norm, bad):
 
 
 def test_draws_are_uniform():
-    draws = reference.uniform(12345, 1_000_000, CPU).double() / 2**24
+    draws = uniform(12345, 1_000_000, CPU).double() / 2**24
     assert 0 <= float(draws.min()) <= float(draws.max()) < 1
     assert stats.kstest(draws.numpy(), "uniform").pvalue > 1e-3
-    low = (reference.uniform(12345, 1_000_000, CPU) % 256).numpy()
+    low = (uniform(12345, 1_000_000, CPU) % 256).numpy()
     assert stats.chisquare(np.bincount(low, minlength=256)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("lag", [1, 2, 8, 64, 512])
+@cases(lag=[1, 2, 8, 64, 512])
 def test_draws_do_not_know_their_neighbours(lag):
-    draws = reference.uniform(7, 200_000, CPU).double()
+    draws = uniform(7, 200_000, CPU).double()
     assert abs(np.corrcoef(draws[lag:], draws[:-lag])[0, 1]) < 5 / math.sqrt(200_000)
 
 
-@pytest.mark.parametrize("key", [0, 6, 8, *(7 ^ 1 << bit for bit in range(0, 64, 9))])
+@cases(key=[0, 6, 8, *(7 ^ 1 << bit for bit in range(0, 64, 9))])
 def test_draws_do_not_know_those_of_another_key(key):
-    mine, theirs = (reference.uniform(k, 200_000, CPU).double() for k in (7, key))
+    mine, theirs = (uniform(k, 200_000, CPU).double() for k in (7, key))
     for a, b in ((mine, theirs), (mine[1:], theirs[:-1]), (mine[:-1], theirs[1:])):
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(200_000)
 
 
 def test_every_key_has_halves_of_its_own():
-    keys = {reference.split_key(key) for key in [*range(10_000), *(1 << bit for bit in range(14, 64))]}
+    keys = {split_key(key) for key in [*range(10_000), *(1 << bit for bit in range(14, 64))]}
     assert len(keys) == 10_050
     assert all(0 <= half < 1 << 32 for pair in keys for half in pair)
 
@@ -180,10 +192,11 @@ def test_a_scale_of_zero_gives_zeros(kernel):
         assert quantised(gaussian(1000), torch.zeros(2), 512, 7, key, kernel).tolist() == [0] * 1000
 
 
-def test_levels_of_several_workers_add_up_under_shared_scales():
+@both
+def test_levels_of_several_workers_add_up_under_shared_scales(kernel):
     xs = [gaussian(2048, seed) for seed in range(4)]
     scales = torch.stack([scales_of(x, 512) for x in xs]).amax(0)
-    total = sum(quantised(x, scales, 512, 127, seed) for seed, x in enumerate(xs))
+    total = sum(quantised(x, scales, 512, 127, seed, kernel) for seed, x in enumerate(xs))
     decoded = total * (scales / 127).repeat_interleave(512)
     step = float(scales.max()) / 127
     assert float((decoded - sum(xs)).abs().max()) < 4 * step
@@ -208,6 +221,7 @@ def test_refusals(kernel):
         kernel.qsgd_decode_add(torch.zeros(4, dtype=torch.uint8), scales, 5, 4, x, 1.0)
 
 
-def test_the_kernel_does_not_write_beyond_a_short_out():
-    with pytest.raises(ValueError, match="room for 9"):
-        cpu.quantise(torch.zeros(10), torch.zeros(2), 5, 7, 0, torch.zeros(9, dtype=torch.int32))
+@both
+def test_nothing_is_written_beyond_a_short_out(kernel):
+    with pytest.raises(ValueError, match="capacity of 9"):
+        kernel.quantise(torch.zeros(10), torch.zeros(2), 5, 7, 0, torch.zeros(9, dtype=torch.int32))

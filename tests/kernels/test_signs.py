@@ -1,4 +1,4 @@
-"""Signs as bits with means of groups: both kernels alike, against numpy's own packing of bits."""
+"""Signs as bits with means of groups: all backends alike, against numpy's own packing of bits."""
 
 import math
 
@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from tersegrad.kernels.cpu import signs as cpu
-from tersegrad.kernels.reference import signs as reference
+from support.backends import every, others, reference
+from support.cases import cases
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "scaled_sign_encode", "one_bit_encode", "signs_decode_add", "break_ties"
+ENCODERS = OPS[:2]
+both = every(*OPS)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = st_numpy.arrays(np.float32, st.integers(0, 2500), elements=FLOATS)
 BUCKETS = st.sampled_from([32, 96, 512, 1024, 4096])
@@ -32,26 +34,37 @@ def encoded(kernel, name, x, bucket):
     return means[:-4], out[:-40]
 
 
+@others(*OPS)
 @settings(max_examples=80, deadline=None)
-@given(VECTORS, BUCKETS, st.sampled_from(["scaled_sign_encode", "one_bit_encode"]))
-def test_the_kernel_is_the_reference_and_signs_are_numpys_bits(x, bucket, name):
-    x = torch.from_numpy(x)
-    (means, out), (their_means, their_out) = (encoded(kernel, name, x, bucket) for kernel in (cpu, reference))
+@given(VECTORS, BUCKETS, st.sampled_from(ENCODERS))
+def test_the_kernel_is_the_reference_and_signs_are_numpys_bits(kernel, x, bucket, name):
+    assert_agrees(kernel, torch.from_numpy(x), bucket, name)
+
+
+@others(*OPS)
+@cases(name=ENCODERS)
+def test_long_vectors(kernel, name):
+    assert_agrees(kernel, gaussian((1 << 20) + 13), 4096, name)
+
+
+def assert_agrees(kernel, x, bucket, name):
+    (means, out), (their_means, their_out) = (encoded(each, name, x, bucket) for each in (kernel, reference))
     assert torch.equal(out, their_out)
     assert out.tolist() == np.packbits(np.signbit(x.numpy()), bitorder="little").tolist()
     assert torch.allclose(means, their_means, rtol=2e-7, atol=0)  # sums are taken in another order
 
 
+@others(*OPS)
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2500), BUCKETS, st.integers(0, 2**32))
-def test_any_signs_are_added_bit_for_bit_alike(n, bucket, seed):
+def test_any_signs_are_added_bit_for_bit_alike(kernel, n, bucket, seed):
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2, n, dtype=np.uint8)
     data = torch.from_numpy(np.packbits(bits, bitorder="little"))
     values = torch.from_numpy(rng.normal(size=2 * -(-n // bucket)).astype(np.float32))
     sums = [gaussian(n), gaussian(n)]
-    for kernel, acc in zip((cpu, reference), sums, strict=True):
-        kernel.signs_decode_add(data, values, bucket, acc, 0.3)
+    for each, acc in zip((kernel, reference), sums, strict=True):
+        each.signs_decode_add(data, values, bucket, acc, 0.3)
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32))
     group = np.arange(n) // bucket
     terms = np.float32(0.3) * values.numpy()[2 * group + bits]
@@ -69,8 +82,7 @@ def test_signs_decode_at_any_address_and_touch_nothing_else(kernel):
 
 
 @both
-@pytest.mark.parametrize("name", ["scaled_sign_encode", "one_bit_encode"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -math.nan])
+@cases(name=ENCODERS, bad=[math.nan, math.inf, -math.inf, -math.nan])
 def test_what_is_not_finite_is_seen(kernel, name, bad):
     for where in (0, 511, 512, 999):
         x = gaussian(1000)
@@ -105,10 +117,12 @@ def test_ties_are_broken_each_way_as_often_and_nothing_else_changes(kernel):
     assert decided.tolist() == [2.0, -4.0, 2.0]
 
 
-def test_ties_are_broken_alike():
-    votes = torch.randint(-1, 2, (5000,), generator=torch.Generator().manual_seed(1)).float()
+@others(*OPS)
+@cases(n=[5000, 1 << 20])
+def test_ties_are_broken_alike(kernel, n):
+    votes = torch.randint(-1, 2, (n,), generator=torch.Generator().manual_seed(1)).float()
     pair = votes.clone(), votes.clone()
-    cpu.break_ties(pair[0], 3)
+    kernel.break_ties(pair[0], 3)
     reference.break_ties(pair[1], 3)
     assert torch.equal(*pair)
     assert torch.equal(pair[0][votes != 0], votes[votes != 0])

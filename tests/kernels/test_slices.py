@@ -1,14 +1,15 @@
-"""The CPU slicing kernels agree with their torch reference, bit for bit, and torch's own permute is its oracle."""
+"""Slicing kernels of all backends agree with the torch reference, bit for bit; torch's own permute is its oracle."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tersegrad.kernels.cpu import slices as cpu
-from tersegrad.kernels.reference import slices as reference
+from support.backends import every, others, reference
+from support.cases import cases
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "to_slices", "from_slices"
+both = every(*OPS)
 SHAPES = [
     (1, 1, 1),
     (16, 16, 9),
@@ -19,6 +20,7 @@ SHAPES = [
     (70, 2, 125),
     (1, 40, 4),
     (128, 73, 3),
+    (512, 257, 9),
 ]
 
 
@@ -27,7 +29,7 @@ def random(numel, seed=0):
 
 
 @both
-@pytest.mark.parametrize(("filters", "depth", "positions"), SHAPES)
+@cases("filters depth positions", SHAPES)
 def test_filters_come_to_lie_side_by_side(kernel, filters, depth, positions):
     x = random(filters * depth * positions)
     slices = torch.empty_like(x)
@@ -37,7 +39,7 @@ def test_filters_come_to_lie_side_by_side(kernel, filters, depth, positions):
 
 
 @both
-@pytest.mark.parametrize(("filters", "depth", "positions"), SHAPES)
+@cases("filters depth positions", SHAPES)
 def test_back_again_with_a_mean(kernel, filters, depth, positions):
     x = random(filters * depth * positions)
     mean = random(x.numel(), seed=1)
@@ -53,7 +55,7 @@ def test_back_again_with_a_mean(kernel, filters, depth, positions):
 
 
 @both
-@pytest.mark.parametrize(("filters", "blocks", "run"), SHAPES)
+@cases("filters blocks run", SHAPES)
 def test_runs_stay_together(kernel, filters, blocks, run):
     x = random(filters * blocks * run)
     slices, back = torch.empty_like(x), torch.empty_like(x)
@@ -63,36 +65,37 @@ def test_runs_stay_together(kernel, filters, blocks, run):
     assert torch.equal(back, x)
 
 
+@others(*OPS)
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 140), st.integers(1, 90), st.integers(1, 30), st.booleans(), st.booleans(), st.integers(0, 2**31))
-def test_both_agree_bit_for_bit(filters, depth, inner, by_position, subtract, seed):
+def test_all_agree_bit_for_bit(kernel, filters, depth, inner, by_position, subtract, seed):
     layout = (filters, inner, 1) if by_position else (filters, 1, inner)
     numel = filters * depth * inner
     x, slices, mean = (random(numel, seed + i) for i in range(3))
     results = []
-    for kernel in (cpu, reference):
+    for each in (kernel, reference):
         guarded = torch.full((numel + 16,), 7.0)
-        room = guarded[8 : 8 + numel]
-        kernel.to_slices(x, room, *layout)
-        there = room.clone()
-        room.copy_(x)
-        kernel.from_slices(slices, mean, room, *layout, subtract)
+        buffer = guarded[8 : 8 + numel]
+        each.to_slices(x, buffer, *layout)
+        there = buffer.clone()
+        buffer.copy_(x)
+        each.from_slices(slices, mean, buffer, *layout, subtract)
         assert bool((torch.cat([guarded[:8], guarded[-8:]]) == 7.0).all())
-        results.append((there, room.clone()))
+        results.append((there, buffer.clone()))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
 
 
 @both
 def test_wrong_sizes_and_types_are_refused(kernel):
-    x, room = torch.zeros(12), torch.zeros(12)
+    x, out = torch.zeros(12), torch.zeros(12)
     with pytest.raises(ValueError, match="12 elements do not go into 11"):
         kernel.to_slices(x, torch.zeros(11), 2, 3)
     with pytest.raises(ValueError, match="12 elements do not go into 6"):
-        kernel.from_slices(x, torch.zeros(6), room, 2, 3)
+        kernel.from_slices(x, torch.zeros(6), out, 2, 3)
     for layout in ((5, 1, 1), (0, 1, 1), (2, -3, -1), (2, 3, 2), (2, 5, 1)):
         with pytest.raises(ValueError, match=f"are not {layout[0]} filters"):
-            kernel.to_slices(x, room, *layout)
+            kernel.to_slices(x, out, *layout)
     for bad in (torch.zeros(12, dtype=torch.float64), torch.zeros(3, 4), torch.zeros(24)[::2]):
         with pytest.raises(TypeError, match="contiguous 1-D float32"):
-            kernel.to_slices(bad, room, 2, 3)
+            kernel.to_slices(bad, out, 2, 3)

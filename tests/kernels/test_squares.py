@@ -1,24 +1,25 @@
-"""The CPU kernels for sums of squares agree with their torch reference, bit for bit; a float64 loop is its oracle."""
+"""Sums of squares of all backends agree with the torch reference, bit for bit; a float64 loop is its oracle."""
 
 import pytest
 import torch
 
-from tersegrad.kernels.cpu import squares as cpu
-from tersegrad.kernels.reference import squares as reference
+from support.backends import every, others, reference
+from support.cases import cases
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "add_squares", "add_token_squares"
+both = every(*OPS)
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("numel", [0, 1, 7, 8, 1000])
-@pytest.mark.parametrize("rows", [0, 1, 5])
-def test_add_squares(numel, rows):
+@others(*OPS)
+@cases(numel=[0, 1, 7, 8, 1000, 1 << 20], rows=[0, 1, 5])
+def test_add_squares(kernel, numel, rows):
     gradients, start = normal(rows, numel), normal(numel, seed=1).abs()
     fast, plain = start.clone(), start.clone()
-    cpu.add_squares(fast, gradients.flatten())
+    kernel.add_squares(fast, gradients.flatten())
     reference.add_squares(plain, gradients.flatten())
     assert torch.equal(fast, plain)
     want = start.double() + gradients.double().square().sum(0)
@@ -35,23 +36,21 @@ def test_what_is_not_finite_stays_so(kernel):
 
 
 @both
-@pytest.mark.parametrize(("sums", "gradients"), [(3, 4), (0, 4), (5, 3)])
+@cases("sums gradients", [(3, 4), (0, 4), (5, 3)])
 def test_rows_must_fit(kernel, sums, gradients):
     with pytest.raises(ValueError, match=f"{gradients} elements are not rows of {sums}"):
         kernel.add_squares(torch.zeros(sums), torch.zeros(gradients))
 
 
-@pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize("length", [1, 6])
-@pytest.mark.parametrize("width", [1, 3, 16])
-@pytest.mark.parametrize("skip", [-1, 2])
-def test_add_token_squares(samples, length, width, skip):
+@others(*OPS)
+@cases(samples=[1, 4], length=[1, 6], width=[1, 3, 16], skip=[-1, 2])
+def test_add_token_squares(kernel, samples, length, width, skip):
     words = 5
     tokens = torch.randint(words, (samples, length), generator=torch.Generator().manual_seed(0))
     deltas, start = normal(samples, length, width), normal(words, width, seed=1).abs()
     fast, plain = start.flatten().clone(), start.flatten().clone()
-    for kernel, sums in ((cpu, fast), (reference, plain)):
-        kernel.add_token_squares(sums, tokens.flatten(), deltas.flatten(), samples, skip)
+    for each, sums in ((kernel, fast), (reference, plain)):
+        each.add_token_squares(sums, tokens.flatten(), deltas.flatten(), samples, skip)
     assert torch.equal(fast, plain)
     want = start.double()
     for sample in range(samples):
@@ -70,7 +69,7 @@ def test_no_tokens(kernel):
 
 
 @both
-@pytest.mark.parametrize("token", [-1, 2, 1 << 40])
+@cases(token=[-1, 2, 1 << 40])
 def test_a_token_without_a_row_writes_nothing(kernel, token):
     sums = torch.zeros(6)
     with pytest.raises(IndexError, match="in 2 rows"):
@@ -79,9 +78,7 @@ def test_a_token_without_a_row_writes_nothing(kernel, token):
 
 
 @both
-@pytest.mark.parametrize(
-    ("count", "deltas", "sums", "samples"), [(4, 7, 6, 2), (4, 8, 7, 2), (4, 8, 6, 3), (4, 0, 6, 2), (4, 8, 6, 0)]
-)
+@cases("count deltas sums samples", [(4, 7, 6, 2), (4, 8, 7, 2), (4, 8, 6, 3), (4, 0, 6, 2), (4, 8, 6, 0)])
 def test_lengths_must_fit(kernel, count, deltas, sums, samples):
     with pytest.raises(ValueError, match="do not fit together"):
         kernel.add_token_squares(

@@ -1,4 +1,4 @@
-"""Ternary digits: both kernels bit for bit, five to a byte, and bytes that no digits make refused."""
+"""Ternary digits: all backends bit for bit, five to a byte, and bytes that no digits make refused."""
 
 import math
 
@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from tersegrad.kernels.cpu import ternary as cpu
-from tersegrad.kernels.reference import ternary as reference
+from support.backends import every, others, reference
+from support.cases import cases
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
+OPS = "ternary_scales", "ternary_encode", "ternary_decode_add"
+both = every(*OPS)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -34,6 +35,7 @@ def encoded(kernel, x, scales, bucket, key=5):
     return out[:-40]
 
 
+@others(*OPS)
 @settings(max_examples=100, deadline=None)
 @given(
     st_numpy.arrays(np.float32, st.integers(0, 3000), elements=FLOATS),
@@ -41,20 +43,29 @@ def encoded(kernel, x, scales, bucket, key=5):
     st.sampled_from([math.inf, 2.5, 1.0]),
     st.integers(0, 2**64 - 1),
 )
-def test_the_kernel_is_the_reference(x, bucket, clip, key):
-    x = torch.from_numpy(x)
-    scales = scales_of(cpu, x, bucket, clip)
+def test_the_kernel_is_the_reference(kernel, x, bucket, clip, key):
+    assert_agrees(kernel, torch.from_numpy(x), bucket, clip, key)
+
+
+@others(*OPS)
+@cases(clip=[math.inf, 2.5])
+def test_long_vectors(kernel, clip):
+    assert_agrees(kernel, gaussian((1 << 20) + 13), 5000, clip, 7)
+
+
+def assert_agrees(kernel, x, bucket, clip, key):
+    scales = scales_of(kernel, x, bucket, clip)
     assert torch.allclose(scales, scales_of(reference, x, bucket, clip), rtol=2e-7, atol=0)
-    data = encoded(cpu, x, scales, bucket, key)
+    data = encoded(kernel, x, scales, bucket, key)
     assert torch.equal(data, encoded(reference, x, scales, bucket, key))
     sums = [gaussian(x.numel()), gaussian(x.numel())]
-    for kernel, acc in zip((cpu, reference), sums, strict=True):
-        kernel.ternary_decode_add(data, scales, bucket, acc, 0.3)
+    for each, acc in zip((kernel, reference), sums, strict=True):
+        each.ternary_decode_add(data, scales, bucket, acc, 0.3)
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32))
 
 
 @both
-@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 1279, 1280, 1281, 1284, 1286, 4000])
+@cases(n=[0, 1, 4, 5, 6, 1279, 1280, 1281, 1284, 1286, 4000])
 def test_certain_digits_come_back(kernel, n):
     """-s, 0 and s are drawn with certainty."""
     x = torch.randint(-1, 2, (n,), generator=torch.Generator().manual_seed(n)).float() * 3
@@ -77,7 +88,7 @@ def test_digits_are_where_the_layout_says(kernel):
 
 
 @both
-@pytest.mark.parametrize("byte", [243, 250, 255])
+@cases(byte=[243, 250, 255])
 def test_a_byte_above_242_is_refused_before_anything_is_added(kernel, byte):
     for where in (0, 150, 299):
         data = torch.zeros(300, dtype=torch.uint8)
@@ -111,7 +122,7 @@ def test_scales(kernel):
 
 
 @both
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@cases(bad=[math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_seen(kernel, bad):
     for where in (0, 511, 512, 999):
         for clip in (math.inf, 2.5):

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from tersegrad import local, parse
+from tersegrad import parse
+from tersegrad.comm.torch import threads
 from tersegrad.core import Bucket
 from tersegrad.plan import codecs
 from tersegrad.plan.codecs import BucketCost, Network, split
 from tersegrad.plan.cost import Link
-from tersegrad.taps import Metered
+from tersegrad.comm.metered import Metered
 
 BUCKET = Bucket(("w", "b"), ((120, 200), (200,)))
 GRADIENT = torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(0))
@@ -39,7 +40,7 @@ def test_predicted_bytes_are_sent(text, workers):
         spec.reduce(bucket, x, x, spec.init(bucket, metered), metered)
         return metered.total.sent
 
-    sent = local.run(workers, work)[0]
+    sent = threads.run(workers, work)[0]
     predicted = split(cost, workers, Network.of(Link())).sent
     assert predicted == pytest.approx(sent, rel=0.01, abs=300 if "VGC" in text else 8)
 

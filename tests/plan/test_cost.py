@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
-from tersegrad import local, parse
+from tersegrad import parse
+from tersegrad.comm.torch import threads
 from tersegrad.core import Bucket
 from tersegrad.plan import cost
 from tersegrad.plan.codecs import exchange_of
 from tersegrad.plan.cost import Link
-from tersegrad.taps import Metered, Throttled
+from tersegrad.comm.metered import Metered, Throttled
 
 LINK = Link(bandwidth=1e6, latency=0.01)  # a megabyte a second, ten milliseconds a hop
 
@@ -94,7 +95,7 @@ def test_bytes_are_those_that_real_exchanges_send(text, workers):
         spec.reduce(Bucket.flat(numel), x, x, spec.init(Bucket.flat(numel), metered), metered)
         return metered.total
 
-    total = local.run(workers, work)[0]
+    total = threads.run(workers, work)[0]
     if "AllReduce" in text:
         expected = cost.load("all_reduce", workers, 2 * numel)
     elif "AllGather" in text:

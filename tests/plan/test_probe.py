@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import plan_cases
-from tersegrad import local
+from support import plan_cases
+from tersegrad.comm.torch import threads
 from tersegrad.plan import probe
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
 from tersegrad.plan.model import Bucket
 from tersegrad.plan.probe import Profile, fit
 from tersegrad.plan.timeline import Compute
-from tersegrad.taps import Tap
+from tersegrad.comm.metered import Tap
 
 _clock = threading.local()
 
@@ -42,7 +42,7 @@ class _Wire(Tap):
 @pytest.mark.parametrize(("workers", "noise"), [(2, 0.0), (4, 0.0), (2, 2e-4), (3, 2e-4)])
 def test_the_links_bandwidth_and_latency_are_found(monkeypatch, workers, noise):
     monkeypatch.setattr(time, "perf_counter", lambda: getattr(_clock, "now", 0.0))
-    networks = local.run(workers, lambda comm: probe.measure_network(_Wire(comm, noise)))
+    networks = threads.run(workers, lambda comm: probe.measure_network(_Wire(comm, noise)))
     assert all(network == networks[0] for network in networks)
     found = networks[0].all_reduce
     assert found.bandwidth == pytest.approx(1e7, rel=0.05 if noise else 1e-6)
@@ -63,12 +63,12 @@ def test_a_slow_link_is_not_sent_everything(monkeypatch):
             sent.append(traffic.sent)
             _clock.now += traffic.sent / 1e3
 
-    local.run(2, lambda comm: probe.measure_network(_Slow(comm, 0.0)))
+    threads.run(2, lambda comm: probe.measure_network(_Slow(comm, 0.0)))
     assert max(sent) == 16_000  # the first size that takes longer than is worth waiting for
 
 
 def test_one_worker_has_no_network():
-    assert local.run(1, probe.measure_network) == [Network.of(Link())]
+    assert threads.run(1, probe.measure_network) == [Network.of(Link())]
 
 
 @given(st.floats(1e4, 1e9), st.floats(1e-6, 1e-1), st.integers(0, 6), st.floats(0.01, 100))

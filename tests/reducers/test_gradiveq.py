@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import laws
-from tersegrad import local, spec, state
+from support import laws
+from tersegrad.comm.torch import threads
+from tersegrad import specs
+from tersegrad.core import state
 from tersegrad.codecs import pca
-from tersegrad.codecs.slices import slicing
+from tersegrad.reducers.gradiveq.slices import slicing
 from tersegrad.compressors import BF16, QSGD, Identity, TopK
 from tersegrad.core import Bucket
 from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, TwoShot, gradiveq
-from tersegrad.taps import Metered
+from tersegrad.comm.metered import Metered
 from tersegrad.wrappers import ErrorFeedback
 from test_allocations import allocations
 
@@ -195,7 +197,7 @@ def test_message_is_the_coefficients_and_what_is_dense():
 
     dense = sum(n for n, name in zip(BUCKET.sizes, BUCKET.names, strict=True) if name not in CONVOLUTIONS)
     coded = sum(cut_of(name, reducer).count * rank for name, rank in CONVOLUTIONS.items())
-    for sent, collectives in local.run(2, work)[1:]:  # rank 0 hands over the bases as well
+    for sent, collectives in threads.run(2, work)[1:]:  # rank 0 hands over the bases as well
         assert sent == [4 * BUCKET.numel] * 7 + [4 * (dense + coded)] * 4 + [4 * BUCKET.numel]
         assert collectives["all_reduce"].calls == 12  # one a step
         assert collectives["broadcast"].calls == 2
@@ -217,7 +219,7 @@ def test_one_number_more_for_every_look():
 
     dense = 8 + 120
     coded = sum(cut_of(name, reducer).count * rank for name, rank in CONVOLUTIONS.items())
-    assert local.run(1, work) == [4 * (dense + coded + len(CONVOLUTIONS))]
+    assert threads.run(1, work) == [4 * (dense + coded + len(CONVOLUTIONS))]
 
 
 # ---- phases ----------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ def test_other_buckets_do_not_change_the_result(when):
             means.append(torch.cat(outs))
         return means
 
-    for means in local.run(2, work):
+    for means in threads.run(2, work):
         for expected, got in zip(whole[when:], means, strict=True):
             laws.assert_close(got, expected, 1e-4, "mean")
 
@@ -414,7 +416,7 @@ def test_quantised_coefficients_are_fewer_bytes():
             assert memory["layers"]["layer w"]["phase"] == "compress"
             return metered.total.sent - before
 
-        return local.run(4, work)[1]
+        return threads.run(4, work)[1]
 
     assert sent(TwoShot(QSGD(bits=8))) < 0.35 * sent(Dense())
 
@@ -445,7 +447,7 @@ def test_samples_are_bounded():
             state.settle(memory, keep=True)
         return memory["layers"]["layer w"]["samples"]
 
-    samples = local.run(1, work)[0]
+    samples = threads.run(1, work)[0]
     kept = [value for key, value in samples.items() if key.startswith("sample")]
     assert len(kept) == 9
     assert sum(s.numel() for s in kept) <= 50_000 * 10 / reducer.fitted
@@ -493,7 +495,7 @@ def test_compressed_steps_allocate_nothing_of_gradient_size():
             step()
         return max(allocations(profiler.profiler.kineto_results.experimental_event_tree()))
 
-    assert local.run(1, work)[0] < 0.05 * 4 * bucket.numel
+    assert threads.run(1, work)[0] < 0.05 * 4 * bucket.numel
 
 
 # ---- what is refused -------------------------------------------------------------------------------
@@ -534,6 +536,6 @@ def test_the_papers_configuration_can_be_written():
         "GradiVeQ(slice_size=768, loss=0.01, order='position', samples=1, worst=None, drift=None, "
         "learning=AllGather(QSGD(bits=4)))"
     )
-    reducer = spec.parse(text)
+    reducer = specs.parse(text)
     assert (reducer.loss, reducer.learn, reducer.compress, reducer.warmup) == (0.01, 100, 400, 2500)
     assert reducer.fitted == 100

@@ -5,15 +5,15 @@ import re
 import pytest
 import torch
 
-import exchange_cases
-import laws
-from exchange_cases import WRONG, Corrupting, _Logged, _LoggedSum, _Tens, tens
-from tersegrad import local
+from support import exchange_cases
+from support import laws
+from support.exchange_cases import WRONG, Corrupting, _Logged, _LoggedSum, _Tens, tens
+from tersegrad.comm.torch import threads
 from tersegrad.compressors import BF16, FFT, FP16, QSGD, Identity, PerTensor, TopK
 from tersegrad.core import HEADER_NBYTES, Bucket, Payload
-from tersegrad.inspection import roundtrip
+from tersegrad.engine.roundtrip import roundtrip
 from tersegrad.reducers import AllGather, Ring
-from tersegrad.wire import FrameError
+from tersegrad.comm.frame import FrameError
 from tersegrad.wrappers import ErrorFeedback
 
 COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
@@ -47,7 +47,7 @@ def reduced(reducer, xs):
         reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
         return out, x
 
-    return local.run(len(xs), work)
+    return threads.run(len(xs), work)
 
 
 def test_each_worker_keeps_the_error_of_its_own_hop():
@@ -180,7 +180,7 @@ def test_with_one_piece_nothing_else_is_under_way():
 @pytest.mark.parametrize("numel", [3, 5000])
 def test_processes_do_what_threads_do(gloo4, text, numel):
     over_gloo = gloo4.run(exchange_cases.over_gloo, text, numel)
-    assert over_gloo == local.run(4, lambda comm: exchange_cases.outcome(comm, text, numel))
+    assert over_gloo == threads.run(4, lambda comm: exchange_cases.outcome(comm, text, numel))
     assert over_gloo[0][0::2] == over_gloo[3][0::2]
 
 
@@ -192,7 +192,7 @@ def test_a_wrong_frame_names_its_sender(compressor, says):
         exchange_cases.outcome(comm, repr(Ring(compressor)), 1000)
 
     with pytest.raises(FrameError, match=says):
-        local.run(4, work)
+        threads.run(4, work)
 
 
 def test_a_stray_worker_is_named():
@@ -200,7 +200,7 @@ def test_a_stray_worker_is_named():
         exchange_cases.outcome(comm, "Ring(TopK(0.2))" if comm.rank == 2 else "Ring(TopK(0.1))", 1000)
 
     with pytest.raises(FrameError, match=r"rank [12] sent a frame for spec"):
-        local.run(4, work)
+        threads.run(4, work)
 
 
 def test_bodies_that_cannot_be_added_are_refused():
@@ -222,7 +222,7 @@ def test_bodies_that_cannot_be_added_are_refused():
         reducer.reduce(bucket, x, x, memory, comm)
 
     with pytest.raises(FrameError, match=r"rank [12] sent a body of .* they cannot be added"):
-        local.run(4, work)
+        threads.run(4, work)
 
 
 def test_a_wrong_frame_ends_every_process_within_the_timeout(gloo4):

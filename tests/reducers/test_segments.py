@@ -5,15 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import laws
-from exchange_cases import _Tens
-from tersegrad import local, state
-from tersegrad.comm import NetworkError
+from support import laws
+from support.exchange_cases import _Tens
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
+from tersegrad.comm.torch import NetworkError
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, SIDCo, TopK
 from tersegrad.core import Bucket, Pending
 from tersegrad.reducers import Ring, TwoShot
-from tersegrad.reducers.segments import Segment, Term, arriving, receiving, stretches
-from tersegrad.wire import FrameError
+from tersegrad.reducers._segments import Segment, Term, arriving, receiving, stretches
+from tersegrad.comm.frame import FrameError
 from tersegrad.wrappers import ErrorFeedback
 
 
@@ -45,7 +46,7 @@ def seeds(reducer, size):
         segments = reducer.init(Bucket.flat(100), comm)["segments"].values()
         return [segment["inner"]["seed"] for segment in segments]
 
-    return local.run(size, work)
+    return threads.run(size, work)
 
 
 @pytest.mark.parametrize("reducer", [Ring(QSGD()), TwoShot(QSGD()), Ring(_Tens(), pieces=3)])
@@ -94,14 +95,14 @@ def test_other_buckets_begin_with_a_fresh_compressor_and_all_that_was_remembered
             assert laws.same(state.copy(memory), state.copy(untouched))
             return means
 
-        for pasted, fresh in local.run(3, work):
+        for pasted, fresh in threads.run(3, work):
             assert torch.equal(pasted, fresh)
 
 
 def test_a_step_that_is_not_kept_leaves_the_old_state():
     reducer = Ring(SIDCo(0.1))
     old = laws.run(reducer, 1, laws.laplace(laws.BUCKET.numel))[0].state
-    comm = local.run(1, lambda comm: comm)[0]
+    comm = threads.run(1, lambda comm: comm)[0]
     bucket = NEW[1]
     memory = reducer.init(bucket, comm)
     state.paste(state.cut(old, laws.BUCKET), memory, bucket)
@@ -202,7 +203,7 @@ def test_a_wrong_frame_is_an_error_when_the_other_messages_have_come(wrong, thir
     frames[wrong][-1] ^= 1
     ends = [frames[0], frames[1], NetworkError("timed out") if third_fails else frames[2]]
     messages = [_Scripted(end, log) for end in ends]
-    comm = local.run(4, lambda comm: comm)[1]
+    comm = threads.run(4, lambda comm: comm)[1]
     came = []
     with pytest.raises(FrameError, match=f"rank {(0, 3)[wrong]}'s frame is corrupt"):
         came.extend(arriving(messages, [one] * 3, comm))
@@ -229,4 +230,4 @@ def test_buffers_are_kept_from_step_to_step(reducer):
         assert any("lane" in key or "from" in key for key in seen[0])
         return seen[2] == seen[3]
 
-    assert all(local.run(3, work))
+    assert all(threads.run(3, work))

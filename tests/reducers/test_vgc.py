@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import laws
-from tersegrad import local, state
+from support import laws
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.compressors import BF16, Identity
 from tersegrad.core import Bucket, Reducer
 from tersegrad.reducers import VGC, Dense
@@ -20,7 +21,7 @@ class Run:
     def __init__(self, vgc: VGC, numel: int, names: tuple[str, ...] = ("x",)):
         self.reducer: Reducer = ErrorFeedback(vgc)
         self.bucket = Bucket(names, tuple((numel // len(names),) for _ in names))
-        self.comm = local.run(1, lambda comm: comm)[0]
+        self.comm = threads.run(1, lambda comm: comm)[0]
         self.state = self.reducer.init(self.bucket, self.comm)
 
     def step(self, gradient: Tensor, squares: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-import laws
-from tersegrad import Metered, local
+from support import laws
+from tersegrad import Metered
+from tersegrad.comm.torch import threads
 from tersegrad.compressors import TopK
 from tersegrad.core import Bucket
 from tersegrad.reducers import AllGather, Dense
@@ -32,7 +33,7 @@ def test_silent_steps_send_one_number():
         reducer.reduce(bucket, torch.ones(10_000), torch.empty(10_000), state, metered)
         return metered.total.payload
 
-    assert local.run(2, work) == [4, 4]
+    assert threads.run(2, work) == [4, 4]
 
 
 def test_with_n_1_it_is_error_feedback():

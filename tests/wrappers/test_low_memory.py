@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-import laws
-from tersegrad import local, state
+from support import laws
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.compressors import BF16, Blockwise, Identity, PerTensor, TopK
 from tersegrad.core import Bucket
 from tersegrad.reducers import AllGather
@@ -46,7 +47,7 @@ def kept_bytes(reducer) -> int:
         memory.pop("inner")
         return sum(tensor.untyped_storage().nbytes() for tensor in _storages(memory).values())
 
-    return local.run(1, work)[0]
+    return threads.run(1, work)[0]
 
 
 def _storages(memory) -> dict[int, torch.Tensor]:

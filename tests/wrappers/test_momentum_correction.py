@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 
-from tersegrad import local, parse, state
+from tersegrad import parse
+from tersegrad.comm.torch import threads
+from tersegrad.core import state
 from tersegrad.core import Bucket
 from tersegrad.wrappers import MomentumCorrection
 
@@ -36,7 +38,7 @@ def run(spec, size, steps, first=0, before=None, gradient=gradient, in_place=Fal
             outs.append(out)
         return outs, memory
 
-    return local.run(size, work)
+    return threads.run(size, work)
 
 
 def assert_same(a, b):

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-import laws
-from tersegrad import parse, state
+from support import laws
+from tersegrad import parse
+from tersegrad.core import state
 from tersegrad.core import Bucket
 from tersegrad.testing import runs
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import laws
+from support import laws
 from tersegrad import parse
 from tersegrad.compressors import TopK
 from tersegrad.reducers import AllGather, Dense

@@ -1,21 +1,21 @@
 """Codecs for one flat vector, one file each."""
 
+from tersegrad.compressors._sparse import Sparse
 from tersegrad.compressors.blockwise import Blockwise
 from tersegrad.compressors.cast import BF16, FP16
 from tersegrad.compressors.fft import FFT
 from tersegrad.compressors.gaussiank import GaussianK
 from tersegrad.compressors.identity import Identity
 from tersegrad.compressors.natural import Natural
-from tersegrad.compressors.one_bit import OneBit
-from tersegrad.compressors.per_tensor import PerTensor
+from tersegrad.compressors.onebit import OneBit
+from tersegrad.compressors.pertensor import PerTensor
 from tersegrad.compressors.qsgd import QSGD
 from tersegrad.compressors.randomk import RandomK
-from tersegrad.compressors.range_float import RangeFloat
+from tersegrad.compressors.rangefloat import RangeFloat
 from tersegrad.compressors.redsync import RedSync
-from tersegrad.compressors.sampled_topk import SampledTopK
-from tersegrad.compressors.scaled_sign import ScaledSign
+from tersegrad.compressors.sampledtopk import SampledTopK
+from tersegrad.compressors.scaledsign import ScaledSign
 from tersegrad.compressors.sidco import SIDCo
-from tersegrad.compressors.sparse import Sparse
 from tersegrad.compressors.strom import Strom
 from tersegrad.compressors.terngrad import TernGrad
 from tersegrad.compressors.threshold import Threshold

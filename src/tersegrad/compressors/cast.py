@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from tersegrad.compressors.identity import body_as
-from tersegrad.core import Compressor, Payload, State, scratch
+from tersegrad.core import Payload, State, Summable, Traits, scratch
 
 _BLOCK = 1 << 16  # elements converted at a time: they stay in cache, and no full-size temporary is made
 
 
-class Cast(Compressor):
+class Cast(Summable):
     """decode(encode(x)) = x rounded to nearest in a narrower float, clamped to +-limit; NaN and Inf stay non-finite."""
-
-    dtype: ClassVar[torch.dtype]
 
     @property
     @abstractmethod
@@ -33,7 +31,7 @@ class Cast(Compressor):
             narrow.copy_(clamped)
         return payload
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * x``, block by block."""
         block = torch.empty(min(_BLOCK, acc.numel()), dtype=torch.float32, device=acc.device)
         for narrow, part in zip(body_as(payload, self.dtype).split(_BLOCK), acc.split(_BLOCK), strict=True):
@@ -45,7 +43,6 @@ class FP16(Cast):
     """Half precision: 11 significant bits, magnitudes from 6e-8 to 6e4."""
 
     dtype: ClassVar[torch.dtype] = torch.float16
-    summable: ClassVar[torch.dtype | None] = torch.float16
 
     @property
     def limit(self) -> float:
@@ -58,9 +55,12 @@ class BF16(Cast):
     """bfloat16: 8 significant bits, the range of float32."""
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
-    summable: ClassVar[torch.dtype | None] = torch.bfloat16
 
     @property
     def limit(self) -> float:
         """Two steps below the largest bfloat16, for the same reason as in FP16."""
         return 1.984375 * 2.0**127
+
+    def traits(self) -> Traits:
+        """Half a step of 8 significant bits; what is saturated loses as little."""
+        return Traits(error=2.0**-8)

@@ -4,17 +4,17 @@ Shi et al., "Understanding top-k sparsification in distributed deep learning", a
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.compressors._threshold import Estimated, count_of
 from tersegrad.compressors.identity import Identity
-from tersegrad.compressors.thresholded import Estimated, count_of
-from tersegrad.core import Compressor, State, require_fraction
-from tersegrad.kernels.reference.totals import Moments
+from tersegrad.core import Compressor, State, param, require_fraction
+from tersegrad.kernels.ops import Moments
 
 CORRECTIONS = 3  # passes at most that only count
 
@@ -29,8 +29,8 @@ class GaussianK(Estimated):
 
     examples: ClassVar[tuple[str, ...]] = ("GaussianK(0.1)",)
 
-    ratio: float  # fraction of elements asked for: lower => fewer bytes, more left for later
-    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+    ratio: float = param(doc="fraction of elements asked for: lower => fewer bytes, more left for later")
+    values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,14 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tersegrad.core import Compressor, Payload, State
+from tersegrad.core import Payload, State, Summable, Traits
 
 
 @dataclass(frozen=True, repr=False)
-class Identity(Compressor):
+class Identity(Summable):
     """The vector itself, in float32; for comparison, and to test reducers with nothing lost."""
 
-    summable: ClassVar[torch.dtype | None] = torch.float32
+    dtype: ClassVar[torch.dtype] = torch.float32
 
     def encode(self, x: Tensor, state: State) -> Payload:
         """A copy of the bytes."""
@@ -21,7 +21,11 @@ class Identity(Compressor):
         payload.body.view(torch.float32).copy_(x)
         return payload
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def traits(self) -> Traits:
+        """Nothing is off."""
+        return Traits(error=0.0)
+
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * x``."""
         acc.add_(body_as(payload, torch.float32), alpha=scale)
 
@@ -33,6 +37,9 @@ def body_as(payload: Payload, dtype: torch.dtype) -> Tensor:
         raise ValueError(
             f"a body of {payload.numel} {dtype} values has {expected} bytes, and {payload.body.numel()} bytes came."
         )
-    if payload.body.storage_offset() % dtype.itemsize:
-        return payload.body.clone().view(dtype)  # bytes cut out of a longer message may lie at any address
-    return payload.body.view(dtype)
+    return aligned(payload.body, dtype)
+
+
+def aligned(body: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers; a copy where they lie at an address that these numbers cannot have."""
+    return (body.clone() if body.storage_offset() % dtype.itemsize else body).view(dtype)

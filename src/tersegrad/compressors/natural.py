@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import Bucket, Compressor, Payload, State, later, mix_seed
-from tersegrad.kernels.reference.bits import packed_nbytes
-from tersegrad.kernels.reference.natural import natural_nbytes
+from tersegrad.core import Compressor, Layout, Payload, State, Traits, mix_seed, sections, stage
+from tersegrad.kernels.ops import natural_nbytes, packed_nbytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,9 +21,11 @@ class Natural(Compressor):
     is wrong: from 2^127 on all becomes 2^127, as the next power is not finite; below 2^-126 (denormals) all becomes 0.
     """
 
-    unbiased = True  # between the ends
+    def traits(self) -> Traits:
+        """Unbiased between the ends."""
+        return Traits(unbiased=True)
 
-    def init(self, bucket: Bucket, seed: int) -> State:
+    def init(self, layout: Layout, seed: int) -> State:
         """All draws come from the seed and the number of encodings so far."""
         return {"seed": seed, "calls": 0}
 
@@ -35,10 +36,10 @@ class Natural(Compressor):
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
         if not kernels.on(x).natural_encode(x, key, payload.body):
             return Payload.nonfinite(n, state, x.device)
-        later(state, calls=state["calls"] + 1)
+        stage(state, calls=state["calls"] + 1)
         return payload
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * x``; any bytes are legal."""
         expected = natural_nbytes(payload.numel)
         if payload.body.numel() != expected:
@@ -47,8 +48,9 @@ class Natural(Compressor):
             )
         kernels.on(acc).natural_decode_add(payload.body, acc, scale)
 
-    def sections(self, payload: Payload) -> dict[str, int]:
-        """Bytes of the exponents and of the signs."""
-        if not payload.finite:
-            return {}
-        return {"exponents": payload.numel, "signs": packed_nbytes(payload.numel, 1)}
+
+@sections.register
+def _sections(compressor: Natural, payload: Payload) -> dict[str, int]:
+    if not payload.finite:
+        return {}
+    return {"exponents": payload.numel, "signs": packed_nbytes(payload.numel, 1)}

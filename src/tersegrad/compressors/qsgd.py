@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import Bucket, Compressor, Payload, State, later, mix_seed
-from tersegrad.kernels.reference.bits import packed_nbytes
-from tersegrad.kernels.reference.qsgd import LARGEST, NORMS, bucket_count
+from tersegrad.core import Compressor, Layout, Payload, State, Traits, mix_seed, param, sections, stage
+from tersegrad.kernels.ops import NORMS, QSGD_MAX_SCALE, bucket_count, packed_nbytes
 
 _SCALE_NBYTES = 4
 
@@ -29,8 +28,6 @@ class QSGD(Compressor):
     so that the mean over all draws is x, and the variance of an element at most step^2 / 4.
     """
 
-    unbiased = True
-    contracts = False  # with few bits the noise is longer than the vector
     examples: ClassVar[tuple[str, ...]] = (
         "QSGD()",
         "QSGD(bits=8, bucket=100)",
@@ -38,9 +35,11 @@ class QSGD(Compressor):
         "TopK(0.1, values=QSGD(8))",
     )
 
-    bits: int = 4  # of an element, sign included, 2 to 16: fewer => fewer bytes, more noise
-    bucket: int = 512  # elements that share a scale: more => fewer bytes, more noise
-    norm: str = "max"  # scale of a bucket: "max", its largest magnitude; or "l2", its length: more zeros, more noise
+    bits: int = param(4, "of an element, sign included, 2 to 16: fewer => fewer bytes, more noise")
+    bucket: int = param(512, "elements that share a scale: more => fewer bytes, more noise")
+    norm: str = param(
+        "max", 'scale of a bucket: "max", its largest magnitude; or "l2", its length: more zeros, more noise'
+    )
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or not 2 <= self.bits <= 16:
@@ -50,7 +49,11 @@ class QSGD(Compressor):
         if self.norm not in NORMS:
             raise ValueError(f"QSGD(norm={self.norm!r}): the norms are {', '.join(map(repr, NORMS))}.")
 
-    def init(self, bucket: Bucket, seed: int) -> State:
+    def traits(self) -> Traits:
+        """With few bits the noise is longer than the vector."""
+        return Traits(unbiased=True, contracts=False)
+
+    def init(self, layout: Layout, seed: int) -> State:
         """All draws come from the seed and the number of encodings so far."""
         return {"seed": seed, "calls": 0}
 
@@ -64,10 +67,10 @@ class QSGD(Compressor):
             return Payload.nonfinite(n, state, x.device)
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
         kernel.qsgd_encode(x, scales, self.bucket, self.bits, key, payload.body[split:])
-        later(state, calls=state["calls"] + 1)
+        stage(state, calls=state["calls"] + 1)
         return payload
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * x``; any codes are legal, the scales are checked."""
         split = _SCALE_NBYTES * bucket_count(payload.numel, self.bucket)
         expected = split + packed_nbytes(payload.numel, self.bits)
@@ -76,13 +79,14 @@ class QSGD(Compressor):
                 f"{payload.numel} elements of {self!r} take {expected} bytes, and {payload.body.numel()} came."
             )
         scales = payload.body[:split].clone().view(torch.float32)  # it may lie at any address
-        if not bool(((scales >= 0) & (scales <= LARGEST)).all()):
-            raise ValueError(f"a scale of {self!r} is from 0 to {LARGEST:.4g}; another one came.")
+        if not bool(((scales >= 0) & (scales <= QSGD_MAX_SCALE)).all()):
+            raise ValueError(f"a scale of {self!r} is from 0 to {QSGD_MAX_SCALE:.4g}; another one came.")
         kernels.on(acc).qsgd_decode_add(payload.body[split:], scales, self.bucket, self.bits, acc, scale)
 
-    def sections(self, payload: Payload) -> dict[str, int]:
-        """Bytes of the scales and of the codes."""
-        if not payload.finite:
-            return {}
-        split = _SCALE_NBYTES * bucket_count(payload.numel, self.bucket)
-        return {"scales": split, "codes": payload.body.numel() - split}
+
+@sections.register
+def _sections(compressor: QSGD, payload: Payload) -> dict[str, int]:
+    if not payload.finite:
+        return {}
+    split = _SCALE_NBYTES * bucket_count(payload.numel, compressor.bucket)
+    return {"scales": split, "codes": payload.body.numel() - split}

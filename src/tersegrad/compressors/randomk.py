@@ -2,7 +2,7 @@
 
 Stich et al., "Sparsified SGD with memory", NeurIPS 2018; Wangni et al., "Gradient sparsification for
 communication-efficient distributed optimization", NeurIPS 2018 (unbiased).
-Body: the key that the positions are drawn from (8 bytes), then k float32 values.
+Meta: the key that the positions are drawn from (8 bytes). Body: k float32 values.
 """
 
 import math
@@ -14,16 +14,29 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors.sparse import require_int32
-from tersegrad.compressors.thresholded import count_of
-from tersegrad.core import Bucket, Compressor, Payload, State, later, mix_seed, require_fraction, scratch
+from tersegrad.compressors._sparse import require_int32
+from tersegrad.compressors._threshold import count_of
+from tersegrad.compressors.identity import aligned
+from tersegrad.core import (
+    Layout,
+    Payload,
+    State,
+    Summable,
+    Traits,
+    mix_seed,
+    param,
+    report,
+    require_fraction,
+    scratch,
+    stage,
+)
 
 _KEY = struct.Struct("<Q")
 _LIMIT = 2.0**124  # of a value that was scaled up: sums and differences of several of them stay finite
 
 
 @dataclass(frozen=True, repr=False)
-class RandomK(Compressor):
+class RandomK(Summable):
     """Sends x at k = max(1, round(ratio * n)) different positions drawn at random, every one with probability k / n.
 
     Workers that were given the same seed draw the same positions, so that payloads may be added (``AllReduce``,
@@ -31,22 +44,21 @@ class RandomK(Compressor):
     """
 
     examples: ClassVar[tuple[str, ...]] = ("RandomK(0.1)", "RandomK(0.2, unbiased=True)")
-    summable: ClassVar[torch.dtype | None] = torch.float32
+    dtype: ClassVar[torch.dtype] = torch.float32
 
-    ratio: float = 0.01  # fraction of elements sent: lower => fewer bytes, more left for later
-    unbiased: bool = False  # True: values times n / k, so that the mean is right; only without error feedback
+    ratio: float = param(0.01, "fraction of elements sent: lower => fewer bytes, more left for later")
+    unbiased: bool = param(False, "True: values times n / k, so that the mean is right; only without error feedback")
 
     def __post_init__(self) -> None:
         require_fraction(self, "ratio", "1 % is RandomK(ratio=0.01).")
         if type(self.unbiased) is not bool:
             raise ValueError(f"RandomK(unbiased={self.unbiased!r}): write True or False.")
 
-    @property
-    def contracts(self) -> bool:  # type: ignore[override]
-        """Not if values are scaled up: what is drawn is left (1 - n / k) times as long."""
-        return not self.unbiased
+    def traits(self) -> Traits:
+        """If values are scaled up, what is drawn is left (1 - n / k) times as long."""
+        return Traits(unbiased=self.unbiased, contracts=not self.unbiased)
 
-    def init(self, bucket: Bucket, seed: int) -> State:
+    def init(self, layout: Layout, seed: int) -> State:
         """All draws come from the seed and the number of encodings so far."""
         return {"seed": seed, "calls": 0}
 
@@ -54,13 +66,12 @@ class RandomK(Compressor):
         """Draw and gather. If ``x`` is not finite all values are NaN: a body of another length could not be added."""
         require_int32(x)
         n, kernel = x.numel(), kernels.on(x)
-        k = state["_sent"] = count_of(self.ratio, n)
-        state["_of"] = n
+        k = count_of(self.ratio, n)
+        report(state, sent=k, of=n)
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
-        later(state, calls=state["calls"] + 1)
-        payload = Payload.empty(_KEY.size + 4 * k, n, state, x.device)
-        payload.body[: _KEY.size].copy_(torch.frombuffer(bytearray(_KEY.pack(key)), dtype=torch.uint8))
-        values = self.summed(payload)
+        stage(state, calls=state["calls"] + 1)
+        payload = Payload.empty(4 * k, n, state, x.device, _KEY.pack(key))
+        values = payload.body.view(torch.float32)
         if not kernel.all_finite(x):
             values.fill_(math.nan)
             return payload
@@ -71,26 +82,15 @@ class RandomK(Compressor):
             values.mul_(n / k).clamp_(-_LIMIT, _LIMIT)
         return payload
 
-    def summed(self, payload: Payload) -> Tensor:
-        """The values: all but the key."""
-        return payload.body[_KEY.size :].view(torch.float32)
-
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc[positions] += scale * values``, the positions drawn from the key; every key is legal."""
         k = count_of(self.ratio, payload.numel)
-        if payload.body.numel() != _KEY.size + 4 * k:
+        if payload.body.numel() != 4 * k or len(payload.meta) != _KEY.size:
             raise ValueError(
-                f"{payload.numel} elements of {self!r} take {_KEY.size + 4 * k} bytes, and {payload.body.numel()} came."
+                f"{payload.numel} elements of {self!r} take {_KEY.size} bytes of meta and {4 * k} of body; "
+                f"{len(payload.meta)} and {payload.body.numel()} came."
             )
-        (key,) = _KEY.unpack(bytes(payload.body[: _KEY.size].tolist()))
-        aligned = payload.body.storage_offset() % 4 == 0  # bytes cut out of a longer message may lie at any address
-        values = self.summed(payload) if aligned else payload.body[_KEY.size :].clone().view(torch.float32)
+        (key,) = _KEY.unpack(payload.meta)
         positions = torch.empty(k, dtype=torch.int32, device=acc.device)
         kernels.on(acc).stratified(payload.numel, key, positions)
-        kernels.on(acc).scatter_add(acc, positions, values, scale)
-
-    def sections(self, payload: Payload) -> dict[str, int]:
-        """Bytes of the key and of the values."""
-        if not payload.finite:
-            return {}
-        return {"key": _KEY.size, "values": payload.body.numel() - _KEY.size}
+        kernels.on(acc).scatter_add(acc, positions, aligned(payload.body, torch.float32), scale)

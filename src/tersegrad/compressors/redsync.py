@@ -4,15 +4,15 @@ Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep l
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.compressors._threshold import Estimated, count_of
 from tersegrad.compressors.identity import Identity
-from tersegrad.compressors.thresholded import Estimated, count_of
-from tersegrad.core import Compressor, State, require_fraction
+from tersegrad.core import Compressor, State, param, require_fraction
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,9 +25,9 @@ class RedSync(Estimated):
 
     examples: ClassVar[tuple[str, ...]] = ("RedSync(0.1)",)
 
-    ratio: float  # fraction of elements asked for: lower => fewer bytes, more left for later
-    width: float = 0.001  # where the search ends: wider => fewer passes, a count further off
-    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+    ratio: float = param(doc="fraction of elements asked for: lower => fewer bytes, more left for later")
+    width: float = param(0.001, "where the search ends: wider => fewer passes, a count further off")
+    values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,9 +11,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors.groups import groups_of, read, require_bucket, room_for, sections
-from tersegrad.core import Bucket, Compressor, Payload, State, later, mix_seed
-from tersegrad.kernels.reference.ternary import ternary_nbytes
+from tersegrad.compressors._grouped import grouped_sections, groups_of, numbers_and_codes, read, require_bucket
+from tersegrad.core import Compressor, Layout, Payload, State, Traits, mix_seed, param, sections, stage
+from tersegrad.kernels.ops import ternary_nbytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,11 +24,10 @@ class TernGrad(Compressor):
     With ``clip=None`` the mean over all draws is x, and the variance of an element |x| (s - |x|).
     """
 
-    contracts = False  # where s is large, the noise is longer than the vector
     examples: ClassVar[tuple[str, ...]] = ("TernGrad()", "TernGrad(bucket=100, clip=None)")
 
-    bucket: int | None = None  # elements that share s: fewer => more bytes, less noise; None: the whole vector
-    clip: float | None = 2.5  # lower => less noise, more bias; None: no bias
+    bucket: int | None = param(None, "elements that share s: fewer => more bytes, less noise; None: the whole vector")
+    clip: float | None = param(2.5, "lower => less noise, more bias; None: no bias")
 
     def __post_init__(self) -> None:
         require_bucket(self, self.bucket, 1)
@@ -38,12 +37,11 @@ class TernGrad(Compressor):
                 "elements would be clipped. The paper has 2.5. Write clip=None for none."
             )
 
-    @property
-    def unbiased(self) -> bool:  # type: ignore[override]
-        """If nothing is clipped."""
-        return self.clip is None
+    def traits(self) -> Traits:
+        """Unbiased if nothing is clipped; where s is large, the noise is longer than the vector."""
+        return Traits(unbiased=self.clip is None, contracts=False)
 
-    def init(self, bucket: Bucket, seed: int) -> State:
+    def init(self, layout: Layout, seed: int) -> State:
         """All draws come from the seed and the number of encodings so far."""
         return {"seed": seed, "calls": 0}
 
@@ -52,15 +50,15 @@ class TernGrad(Compressor):
         n, kernel = x.numel(), kernels.on(x)
         length, count = groups_of(n, self.bucket)
         payload = Payload.empty(4 * count + ternary_nbytes(n), n, state, x.device)
-        scales, digits = room_for(payload, count)
+        scales, digits = numbers_and_codes(payload, count)
         if not kernel.ternary_scales(x, length, math.inf if self.clip is None else self.clip, scales):
             return Payload.nonfinite(n, state, x.device)
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
         kernel.ternary_encode(x, scales, length, key, digits)
-        later(state, calls=state["calls"] + 1)
+        stage(state, calls=state["calls"] + 1)
         return payload
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * s * (digit - 1)``; scales and digits are checked."""
         length, count = groups_of(payload.numel, self.bucket)
         scales, digits = read(self, payload, count, ternary_nbytes(payload.numel))
@@ -68,6 +66,7 @@ class TernGrad(Compressor):
             raise ValueError(f"a scale of {self!r} is not negative, and {float(scales.min()):.4g} came.")
         kernels.on(acc).ternary_decode_add(digits, scales, length, acc, scale)
 
-    def sections(self, payload: Payload) -> dict[str, int]:
-        """Bytes of the scales and of the digits."""
-        return sections(payload, groups_of(payload.numel, self.bucket)[1], "scales")
+
+@sections.register
+def _sections(compressor: TernGrad, payload: Payload) -> dict[str, int]:
+    return grouped_sections(payload, groups_of(payload.numel, compressor.bucket)[1], "scales")

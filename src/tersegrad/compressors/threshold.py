@@ -5,15 +5,15 @@ Dutta et al., "On the discrepancy between the theoretical analysis and practical
 communication for distributed deep learning", AAAI 2020, compare it with others.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from tersegrad.compressors._signs import require_threshold
+from tersegrad.compressors._threshold import Thresholded
 from tersegrad.compressors.identity import Identity
-from tersegrad.compressors.strom import require_threshold
-from tersegrad.compressors.thresholded import Thresholded
-from tersegrad.core import Compressor, State
+from tersegrad.core import Compressor, State, param
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,8 +25,8 @@ class Threshold(Thresholded):
 
     examples: ClassVar[tuple[str, ...]] = ("Threshold(2.0)",)
 
-    tau: float  # higher => fewer elements, later
-    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+    tau: float = param(doc="higher => fewer elements, stage")
+    values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
         super().__post_init__()

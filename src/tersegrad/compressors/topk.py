@@ -4,16 +4,16 @@ Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP
 with memory", NeurIPS 2018.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.compressors._sparse import Sparse
 from tersegrad.compressors.identity import Identity
-from tersegrad.compressors.sparse import Sparse
-from tersegrad.core import Compressor, State, require_fraction, scratch
+from tersegrad.core import Compressor, State, Sum, param, require_fraction, scratch
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,8 +22,8 @@ class TopK(Sparse):
 
     examples: ClassVar[tuple[str, ...]] = ("TopK(0.1)", "TopK(0.01)", "TopK(0.1, values=BF16())", "TopK(1.0)")
 
-    ratio: float  # fraction of elements sent: lower => fewer bytes, more left for later
-    values: Compressor = field(default_factory=Identity)  # codec of the values sent
+    ratio: float = param(doc="fraction of elements sent: lower => fewer bytes, more left for later")
+    values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,18 +31,18 @@ class TopK(Sparse):
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
         """Exact selection (``kernels/*/select.py``)."""
-        chosen, candidates = self._room(x, state)
+        chosen, candidates = self._buffers(x, state)
         found = kernels.on(x).top_k(x, chosen.numel(), chosen, candidates)
         return chosen if found >= 0 else None
 
-    def select_sum(self, a: Tensor, b: Tensor, total: Tensor, state: State) -> Tensor | None:
+    def select_sum(self, x: Sum, state: State) -> Tensor | None:
         """The same, in the pass that adds."""
-        chosen, candidates = self._room(total, state)
-        found = kernels.on(total).add_top_k(a, b, chosen.numel(), total, chosen, candidates)
+        chosen, candidates = self._buffers(x.total, state)
+        found = kernels.on(x.total).add_top_k(x.a, x.b, chosen.numel(), x.total, chosen, candidates)
         return chosen if found >= 0 else None
 
-    def _room(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """For the positions chosen, and for those that may be."""
+    def _buffers(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """For the positions chosen, and for the candidates."""
         n = x.numel()
         k = min(n, max(1, round(self.ratio * n)))
         capacity = kernels.on(x).top_k_capacity(n, k)

@@ -1,24 +1,12 @@
-"""Kernels: one dispatch by device. ``reference`` (plain torch) defines each result, ``cpu`` (Numba) is the fast one.
+"""Kernels, looked up by device and by operation.
 
-Every function is in both, under the same name in the same file, and the two agree.
+``reference`` (plain torch, any device) defines each result, ``cpu`` (Numba) computes it quickly. ``on(tensor)`` takes
+each operation from the backend of the tensor's device, and from the reference where that backend has none. What
+operations tell the host is read with ``read``. Names, layouts and argument checks that all backends share are in
+``ops``.
 """
 
-import importlib
-import warnings
-from functools import cache
-from types import ModuleType
+from tersegrad.kernels._dispatch import Backend, Kernels, backends, on, register, unregister
+from tersegrad.kernels.ops.answers import Answer, read
 
-from torch import Tensor
-
-
-def on(tensor: Tensor) -> ModuleType:
-    """The module whose kernels run where this tensor lives."""
-    return _backend(tensor.device.type)
-
-
-@cache
-def _backend(device: str) -> ModuleType:
-    if device == "cpu":
-        return importlib.import_module("tersegrad.kernels.cpu")  # here, not above: importing Numba takes a while
-    warnings.warn(f"tersegrad has no kernels for {device} yet: the plain torch reference runs there.", stacklevel=3)
-    return importlib.import_module("tersegrad.kernels.reference")
+__all__ = ["Answer", "Backend", "Kernels", "backends", "on", "read", "register", "unregister"]

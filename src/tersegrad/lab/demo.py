@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tersegrad.comm.units import show_bytes
 from tersegrad.lab import plots
 from tersegrad.lab.train import Plan, make_runs, read_events, show_progress
-from tersegrad.units import show_bytes
 
 SPECS = ("none", "bf16", "qsgd", "powersgd", "topk", "sidco", "vgc")  # one of each kind; all presets take too long
 

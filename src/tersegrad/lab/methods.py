@@ -10,12 +10,12 @@ from torch._C._distributed_c10d import GradBucket  # as torch.distributed, which
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from tersegrad.comm.metered import Throttled
 from tersegrad.core import Reducer
-from tersegrad.ddp import Handle, attach
+from tersegrad.hosts.ddp import Handle, attach
 from tersegrad.lab.workloads import Workload
 from tersegrad.reducers import Dense
-from tersegrad.spec import parse_reducer
-from tersegrad.taps import Throttled
+from tersegrad.specs.parse import parse_reducer
 
 _TORCH = re.compile(r"torch:(?P<hook>\w+)(?:\((?P<arguments>[^()]*)\))?")
 _PARAMETERS: dict[str, dict[str, int]] = {

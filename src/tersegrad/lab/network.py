@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from tersegrad.units import parse_rate, parse_time
+from tersegrad.comm.units import parse_rate, parse_time
 
 MAX_HOSTS = 64
 _MIN_RATE = 1000.0  # bytes a second

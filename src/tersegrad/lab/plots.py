@@ -24,8 +24,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from tersegrad.comm.units import parse_rate, show_bytes
 from tersegrad.lab.results import BASELINE, Cell, Comparison, Group, Run, read_cells
-from tersegrad.units import parse_rate, show_bytes
 
 INK, MUTED, GRID, PLAIN = "#1e2329", "#59626d", "#dde1e6", "#6b7480"
 SERIES = ("#2166c4", "#d4661a", "#2c8a57", "#8a4fb8", "#c43a52", "#128c98", "#8a6424", "#cf559a")

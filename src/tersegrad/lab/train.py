@@ -18,14 +18,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tersegrad.comm.units import parse_rate, parse_time
 from tersegrad.core import mix_seed
 from tersegrad.lab import network as networks
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.lab.network import Network
 from tersegrad.lab.worker import Config
-from tersegrad.spec import loaded_modules
-from tersegrad.units import parse_rate, parse_time
+from tersegrad.specs.parse import loaded_modules
 
 NETWORKS = ("auto", "netns", "throttled", "none")
 _POLL = 0.1  # seconds between two looks at the workers and at their file

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tersegrad.comm.units import show_bytes
 from tersegrad.plan.codecs import BucketCost, Network, split
 from tersegrad.plan.timeline import Compute, simulate
-from tersegrad.units import show_bytes
 
 PLAIN, HALF = ("none", "Dense()"), ("bf16", "fp16", "AllReduce(BF16())", "AllReduce(FP16())")
 WORTH = 0.05  # share of the step that a harsher method must save to be advised

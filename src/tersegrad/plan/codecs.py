@@ -9,14 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tersegrad import kernels, local
-from tersegrad import state as states
-from tersegrad.comm import Traffic
+from tersegrad import kernels
+from tersegrad.comm.metered import Tap
+from tersegrad.comm.torch import Traffic, threads
 from tersegrad.core import Bucket, Comm, Compressor, Pending, Reducer, State
+from tersegrad.core import state as states
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, RING, TWO_SHOT, Link, load, payloads_decoded
 from tersegrad.plan.timeline import Service
 from tersegrad.reducers import Ring, TwoShot
-from tersegrad.taps import Tap
 
 SETTLE = 3  # steps before the clock starts and messages are looked at
 ROUNDS = 5  # timed steps, of which the median counts
@@ -114,7 +114,7 @@ def _nearest(costs: list[BucketCost], numel: int) -> BucketCost:
 def measure(spec: Reducer, bucket: Bucket, gradient: Tensor) -> BucketCost:
     """Runs the spec: alone, for the time it takes to code; and with a second worker, for what it sends."""
     whole, memory = _time_alone(spec, bucket, gradient)
-    messages = local.run(2, lambda comm: _messages(spec, bucket, gradient, comm))[0]
+    messages = threads.run(2, lambda comm: _messages(spec, bucket, gradient, comm))[0]
     gathers = any(exchange != ALL_REDUCE for exchange, _ in messages)
     decode = min(_time_decode(spec, bucket, gradient), whole) if gathers else 0.0
     ahead, elsewhere = _time_ahead(gradient) if spec.ahead else (0.0, 0)

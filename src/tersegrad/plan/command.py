@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tersegrad.cli.timing import environment
+from tersegrad.comm.units import parse_rate, parse_time, show_bytes
 from tersegrad.plan import advice, codecs, model
 from tersegrad.plan.advice import Setting
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
 from tersegrad.plan.probe import SPECS, Profile, contention_of
-from tersegrad.spec import parse_reducer
-from tersegrad.timing import environment
-from tersegrad.units import parse_rate, parse_time, show_bytes
+from tersegrad.specs.parse import parse_reducer
 
 OVERHEAD = 5e-5  # seconds to start one message, where nobody has measured it: gloo from Python, roughly
 

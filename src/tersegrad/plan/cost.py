@@ -9,7 +9,7 @@ to start one. With n workers and a vector, or a payload, of B bytes:
 | ring all-reduce | 2 (n-1)/n B | 2 (n-1) | | |
 | all-gather in a ring, padded to the longest | (n-1) max B | n-1 | | n |
 | all-gather in a pipelined ring, blocks of m | sum of B, in whole blocks | blocks | | n |
-| all-gather straight to all (``wire.start_gather``) | (n-1) B | 1 | n-1 | n |
+| all-gather straight to all (``frame.start_gather``) | (n-1) B | 1 | n-1 | n |
 | two shots | 2 (n-1)/n B | 2 | 2 (n-1) | 2 - 1/n |
 | compressed ring | 2 (n-1)/n B | 2 (n-1) | 2 (n-1) | 2 - 1/n |
 """
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tersegrad.comm import all_gather_traffic, all_reduce_traffic
+from tersegrad.comm.torch import all_gather_traffic, all_reduce_traffic
 from tersegrad.core import HEADER_NBYTES
 
 ALL_REDUCE, ALL_GATHER, TWO_SHOT, RING = "all_reduce", "all_gather", "two_shot", "ring"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tersegrad.comm.numbers import all_gather_floats
 from tersegrad.core import Bucket, Comm
-from tersegrad.plan.numbers import of_all
 from tersegrad.plan.timeline import Compute
 
 FIRST_CAP, CAP = 1024 * 1024, 25 * 1024 * 1024  # bytes, as DDP's defaults
@@ -116,7 +116,7 @@ def measure(
 
 def _slowest(times: list[float], comm: Comm) -> list[float]:
     """Those of the worker whose round was the longest; all workers get the same answer."""
-    return max(of_all(times, comm), key=sum)
+    return max(all_gather_floats(times, comm), key=sum)
 
 
 def _noter(arrived: dict[str, float], name: str) -> Callable[[Tensor], None]:

@@ -23,17 +23,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersegrad.comm import TorchComm
+from tersegrad.cli.timing import environment
+from tersegrad.comm.metered import Throttled
+from tersegrad.comm.numbers import all_gather_floats
+from tersegrad.comm.torch import TorchComm
+from tersegrad.comm.units import parse_time
 from tersegrad.core import Bucket, Comm
 from tersegrad.plan import codecs, model, pace
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load
-from tersegrad.plan.numbers import of_all
 from tersegrad.plan.timeline import Compute, simulate
-from tersegrad.spec import parse_reducer
-from tersegrad.taps import Throttled
-from tersegrad.timing import environment
-from tersegrad.units import parse_time
+from tersegrad.specs.parse import parse_reducer
 
 FORMAT = 2
 SIZES = (1_000, 16_000, 128_000, 1_000_000, 8_000_000)  # bytes
@@ -118,7 +118,7 @@ def measure_network(comm: Comm, sizes: Sequence[int] = SIZES, rounds: int = ROUN
 
 
 def _to_all(comm: Comm, x: Tensor) -> None:
-    """The pattern of ``wire.start_gather``."""
+    """The pattern of ``frame.start_gather``."""
     under_way = [comm.start_shift(x, torch.empty_like(x), by) for by in range(1, comm.size)]
     for message in under_way:
         message.wait()
@@ -165,7 +165,7 @@ def _timed(comm: Comm, send: Callable[[Tensor], object], x: Tensor) -> tuple[flo
     started, worked = time.perf_counter(), time.process_time()
     send(x)
     seconds, work = time.perf_counter() - started, time.process_time() - worked
-    every, works = zip(*of_all([seconds, work], comm), strict=True)
+    every, works = zip(*all_gather_floats([seconds, work], comm), strict=True)
     longest = max(every)
     return longest, min(1.0, statistics.mean(works) / longest) if longest > 0 else 0.0
 

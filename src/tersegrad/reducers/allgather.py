@@ -5,8 +5,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tersegrad import wire
-from tersegrad.core import Bucket, Comm, Compressor, Finish, Payload, Reducer, State, mix_seed, require
+from tersegrad.comm.exchange import start_gather
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Finish,
+    Layout,
+    Reducer,
+    State,
+    Step,
+    Sum,
+    Vector,
+    decode_sum,
+    encode,
+    mix_seed,
+    param,
+    require,
+    subtract,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,37 +31,21 @@ class AllGather(Reducer):
 
     examples: ClassVar[tuple[str, ...]] = ("AllGather(Identity())", "AllGather(TopK(0.1))")
 
-    compressor: Compressor  # what makes the bytes
+    compressor: Compressor = param(doc="what makes the bytes")
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. AllGather(TopK(ratio=0.01)).")
 
-    @property
-    def conserves(self) -> bool:
-        """As the compressor."""
-        return self.compressor.conserves
-
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def init(self, layout: Layout, comm: Comm) -> State:
         """The compressor's state, with randomness that differs between workers."""
-        return self.compressor.init(bucket, mix_seed(bucket.seed, bucket.id, comm.rank))
+        return self.compressor.init(layout, mix_seed(layout.seed, layout.id, comm.rank))
 
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
-        """Encode, gather, sum in rank order: all replicas do the same additions and hold the same bits."""
-        self.start(bucket, x, out, state, comm)()
-
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Encode and send."""
-        return self._send(self.compressor.encode(x, state), bucket, x, out, state, comm)
-
-    def start_sum(
-        self, bucket: Bucket, a: Tensor, b: Tensor, total: Tensor, out: Tensor, state: State, comm: Comm
-    ) -> Finish:
-        """Add, encode and send."""
-        return self._send(self.compressor.encode_sum(a, b, total, state), bucket, total, out, state, comm)
-
-    def _send(self, payload: Payload, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
-        """What needs this worker's payload alone is done while the others' are on their way."""
-        gathering = wire.start_gather(payload, self.fingerprint(), bucket, comm, state)
-        if out is not x:
-            self.compressor.remove(payload, x, state)
-        return lambda: self.compressor.sum_decoded(gathering.wait(), 1.0 / comm.size, out, state)
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
+        """Encode and send; then sum in rank order: all replicas do the same additions and hold the same bits."""
+        payload = encode(self.compressor, x, state)
+        gathering = start_gather(payload, self.fingerprint(), step, comm, state)
+        if isinstance(x, Sum):
+            subtract(self.compressor, payload, x.total, state)
+        elif out is not x:
+            subtract(self.compressor, payload, x, state)
+        return lambda: decode_sum(self.compressor, gathering.wait(), 1.0 / comm.size, out, state)

@@ -6,7 +6,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Compressor, Reducer, State, mix_seed, require
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Finish,
+    Layout,
+    Reducer,
+    State,
+    Step,
+    Sum,
+    Summable,
+    Vector,
+    accumulate,
+    decode_sum,
+    encode,
+    mix_seed,
+    param,
+    require,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,33 +32,37 @@ class AllReduce(Reducer):
 
     examples: ClassVar[tuple[str, ...]] = ("AllReduce(Identity())", "AllReduce(BF16())", "AllReduce(FP16())")
 
-    compressor: Compressor  # a summable one
+    compressor: Summable = param(doc="a summable compressor")
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. AllReduce(BF16()).")
-        if self.compressor.summable is None:
+        if not isinstance(self.compressor, Summable):
             name = type(self.compressor).__name__
             raise ValueError(
                 f"AllReduce({name}): {name} payloads cannot be added before decoding. "
                 f"Use AllGather({self.compressor!r})."
             )
 
-    @property
-    def conserves(self) -> bool:
-        """Only in float32: the rounding of a sum made on the way in a narrower float belongs to no worker."""
-        return self.compressor.conserves and self.compressor.summable == torch.float32
+    def loses(self, workers: int) -> float:
+        """A sum made on the way is rounded by each worker that adds to it; in float32 that is no loss to speak of."""
+        narrow = self.compressor.dtype != torch.float32
+        return workers * torch.finfo(self.compressor.dtype).eps if narrow else 0.0
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def init(self, layout: Layout, comm: Comm) -> State:
         """The compressor's state, with the same randomness on all workers: only so can payloads be added."""
-        return self.compressor.init(bucket, mix_seed(bucket.seed, bucket.id))
+        return self.compressor.init(layout, mix_seed(layout.seed, layout.id))
 
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """``out = decode(sum over workers of encode(x) / n)``; divided first, so that the sum stays in range."""
-        payload = self.compressor.encode(x, state)
-        summed = self.compressor.summed(payload).div_(comm.size)
-        if out is not x:
-            self.compressor.accumulate(payload, x, -float(comm.size))
-        comm.all_reduce(summed)
-        acc = self.compressor.accumulator(out, state)
-        self.compressor.accumulate(payload, acc)
-        self.compressor.finish(acc, out, state)
+        payload = encode(self.compressor, x, state)
+        body = payload.body.view(self.compressor.dtype).div_(comm.size)
+        rest = x.total if isinstance(x, Sum) else x
+        if rest is not out:
+            accumulate(self.compressor, payload, rest, -float(comm.size))
+        pending = comm.start_all_reduce(body)
+
+        def finish() -> bool | None:
+            pending.wait()
+            return decode_sum(self.compressor, [payload], 1.0, out, state)
+
+        return finish

@@ -1,31 +1,36 @@
-"""Dense: the plain all-reduce, what DDP does without us."""
+"""Dense: the uncompressed all-reduce, what DDP does without us."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Reducer, State
+from tersegrad.core import Comm, Finish, Layout, Needs, Reducer, State, Step, Vector, added
 
 
 @dataclass(frozen=True, repr=False)
 class Dense(Reducer):
-    """Plain all-reduce of the bucket as it is: nothing compressed, nothing lost; the baseline."""
+    """All-reduce of the bucket as it is: nothing compressed, nothing lost; the baseline.
 
-    any_dtype: ClassVar[bool] = True
+    A host may all-reduce the bucket itself in a step in which every bucket's reducer is a ``Dense``.
+    """
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def needs(self) -> Needs:
+        """Buckets of every float dtype are reduced as they are."""
+        return Needs(float32=False)
+
+    def init(self, layout: Layout, comm: Comm) -> State:
         """Nothing to remember."""
         return {}
 
-    def plain(self, state: State, step: int) -> bool:
-        """Always; but a subclass that does more than this must be asked."""
-        return type(self).reduce is Dense.reduce
-
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """``out = sum over workers of x / n``; divided first, so that half precision does not overflow."""
+        x = added(x)
         if out is not x:
             out.copy_(x)
             x.zero_()
-        out.div_(comm.size)
-        comm.all_reduce(out)
+        pending = comm.start_all_reduce(out.div_(comm.size))
+
+        def finish() -> None:
+            pending.wait()
+
+        return finish

@@ -8,12 +8,29 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Compressor, Payload, Pending, Reducer, State, mix_seed, require
-from tersegrad.reducers.segments import Cut, Segment, Term, receiving
-from tersegrad.wire import FrameError
+from tersegrad.comm.frame import FrameError
+from tersegrad.compressors.identity import aligned
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Finish,
+    Layout,
+    Payload,
+    Pending,
+    Reducer,
+    State,
+    Step,
+    Summable,
+    Vector,
+    added,
+    mix_seed,
+    nothing_left,
+    param,
+    require,
+)
+from tersegrad.reducers._segments import Segment, Segmentation, Term
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,31 +50,29 @@ class Ring(Reducer):
         "ErrorFeedback(Ring(FP16()))",
     )
 
-    compressor: Compressor  # what makes the bytes
-    pieces: int = 2  # of every segment: while one travels the next is encoded; more => more overlap, more headers
+    compressor: Compressor = param(doc="what makes the bytes")
+    pieces: int = param(
+        2, "of every segment: while one travels the next is encoded; more => more overlap, more headers"
+    )
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. Ring(BF16()).")
         if type(self.pieces) is not int or self.pieces < 1:
             raise ValueError(f"Ring(pieces={self.pieces!r}): a segment travels in at least one piece. Write pieces=2.")
 
-    @property
-    def conserves(self) -> bool:
-        """As the compressor: the rounding of every sum on the way stays with the worker that made it."""
-        return self.compressor.conserves
-
-    def _cut(self, bucket: Bucket, comm: Comm) -> Cut:
+    def _segmentation(self, layout: Layout, comm: Comm) -> Segmentation:
         # Payloads can be added only if all workers draw the same random numbers; others must not.
-        who = comm.rank if self.compressor.summable is None else -1
-        return Cut(self.compressor, comm.size * self.pieces, mix_seed(bucket.seed, bucket.id, who))
+        who = -1 if isinstance(self.compressor, Summable) else comm.rank
+        return Segmentation(self.compressor, comm.size * self.pieces, mix_seed(layout.seed, layout.id, who))
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def init(self, layout: Layout, comm: Comm) -> State:
         """The compressor's states, one per piece of a segment."""
-        return self._cut(bucket, comm).init(bucket)
+        return self._segmentation(layout, comm).init(layout)
 
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """n hops that add, n that pass the totals on; the pieces of a segment follow each other."""
-        segments = self._cut(bucket, comm).segments(bucket, x, out, state, self.fingerprint())
+        x = added(x)
+        segments = self._segmentation(step.layout, comm).segments(step, x, out, state, self.fingerprint())
         lanes = [_Lane(f"lane {i}", segments[i :: self.pieces], comm, out is not x) for i in range(self.pieces)]
         for hop in range(comm.size):
             for lane in lanes:
@@ -65,6 +80,7 @@ class Ring(Reducer):
         for hop in range(comm.size):
             for lane in lanes:
                 lane.pass_on(hop)
+        return nothing_left
 
 
 class _Lane:
@@ -94,7 +110,7 @@ class _Lane:
         segment = self._segment(1 - hop)
         payload = self._receive(segment) if hop else self._payload
         if hop < self.comm.size - 1:
-            self._send(payload.frame if hop else segment.seal(payload), self._segment(-hop))
+            self._send(payload.frame() if hop else segment.seal(payload), self._segment(-hop))
         segment.decode(payload, _previous(self.comm) if hop else self.comm.rank)
 
     def _segment(self, place: int) -> Segment:
@@ -102,7 +118,7 @@ class _Lane:
 
     def _send(self, frame: Tensor, expected: Segment) -> None:
         self._turn = 1 - self._turn
-        self._pending = self.comm.start_shift(frame, receiving(expected, f"{self.name} {self._turn}"))
+        self._pending = self.comm.start_shift(frame, expected.receive_buffer(f"{self.name} {self._turn}"))
 
     def _receive(self, segment: Segment) -> Payload:
         assert self._pending is not None
@@ -145,7 +161,7 @@ class _Recoded(_Part):
 
     def leave_rest(self, received: Payload | None, payload: Payload) -> None:
         """``x = n (P - Q(P))``."""
-        self.segment.remove(payload)
+        self.segment.subtract(payload)
         self.segment.x.mul_(self.comm.size)
 
 
@@ -155,28 +171,30 @@ class _Summed(_Part):
     def __init__(self, segment: Segment, comm: Comm):
         super().__init__(segment, comm)
         self.payload = segment.encode()
-        self.mine = segment.compressor.summed(self.payload)
+        self.mine = self._body(self.payload)
         self.mine.div_(comm.size)
+
+    def _body(self, payload: Payload) -> Tensor:
+        assert isinstance(self.segment.compressor, Summable)
+        return aligned(payload.body, self.segment.compressor.dtype)
 
     def plus(self, received: Payload | None) -> Payload:
         """The bodies' sum, in their own dtype."""
         if received is not None and received.finite and self.payload.finite:
             self._check(received)
-            self.mine.add_(self.segment.compressor.summed(received))
+            self.mine.add_(self._body(received))
         elif received is not None:
             self.payload = Payload.nonfinite(self.payload.numel, self.segment.state, self.segment.x.device)
         return self.payload
 
     def _check(self, received: Payload) -> None:
         """Refuses a body that this rank's cannot be added to."""
-        theirs, own = received.body, self.payload.body
-        if theirs.numel() != own.numel():
+        if received.body.numel() != self.payload.body.numel():
             raise FrameError(
-                f"rank {_previous(self.comm)} sent a body of {theirs.numel()} bytes, and this rank's has "
-                f"{own.numel()}: they cannot be added."
+                f"rank {_previous(self.comm)} sent a body of {received.body.numel()} bytes, and this rank's has "
+                f"{self.payload.body.numel()}: they cannot be added."
             )
-        front = own.numel() - self.mine.numel() * self.mine.itemsize
-        if not torch.equal(theirs[:front], own[:front]):
+        if received.meta != self.payload.meta:
             raise FrameError(
                 f"rank {_previous(self.comm)} and this rank drew different random numbers, so that their bodies cannot "
                 "be added. Load states of the same step on all ranks."
@@ -189,5 +207,5 @@ class _Summed(_Part):
 
 
 def _mine(segment: Segment, comm: Comm) -> _Part:
-    kind = _Recoded if segment.compressor.summable is None else _Summed
+    kind = _Summed if isinstance(segment.compressor, Summable) else _Recoded
     return kind(segment, comm)

@@ -6,19 +6,39 @@ workshop track.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors import words
-from tersegrad.compressors.coded import Coded, group_lengths
-from tersegrad.compressors.powers import _Powers, faint
-from tersegrad.compressors.sparse import Sparse
-from tersegrad.compressors.strom import _Signs, require_threshold
-from tersegrad.core import Bucket, Comm, Compressor, Payload, Reducer, State, later, require, reserve, scratch, spare
-from tersegrad.kernels.reference.variance import LARGEST
+from tersegrad.compressors import _word32
+from tersegrad.compressors._fixed_width import FixedWidth, group_lengths
+from tersegrad.compressors._pow2 import Pow2, faint
+from tersegrad.compressors._signs import Signs, require_threshold
+from tersegrad.compressors._sparse import Sparse
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Finish,
+    Layout,
+    Needs,
+    Payload,
+    Reducer,
+    State,
+    Step,
+    Vector,
+    added,
+    back_buffer,
+    param,
+    report,
+    require,
+    reserve,
+    scratch,
+    stage,
+)
+from tersegrad.kernels.ops import FLOAT32_MAX
 from tersegrad.reducers.allgather import AllGather
 
 SQUARES = ("samples", "microbatch")
@@ -37,8 +57,8 @@ class VGC(Reducer):
     v = max(v - 2 |x| tau + tau^2, 0), with x before tau is taken off.
 
     Values travel as signed powers of two in 4 bits, against the largest of their tensor that is sent in this step. What
-    is more than 7 binades below it is not sent, and waits. Only ``bucket.squares`` tells single samples apart:
-    ``attach`` gathers it (``per_sample.py``).
+    is more than 7 binades below it is not sent, and waits. Only ``step.squares`` tells single samples apart:
+    ``attach`` gathers it (``per_sample/``).
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -50,13 +70,15 @@ class VGC(Reducer):
         "ErrorFeedback(VGC(alpha=3.0, values=BF16()))",
     )
 
-    alpha: float = 1.5  # higher => fewer elements, later; 0: everything
-    zeta: float = 0.999  # decay of the variance of what is not sent; lower => sooner
-    tau: float | None = None  # None: the value itself is sent; a number: +-tau, where it is exceeded
-    rounding: str = "feedback"  # what a value loses by rounding stays behind ("feedback") or is forgotten ("drop")
-    squares: str = "samples"  # whose variance: of single samples, or of the gradients of whole backward passes
-    values: Compressor | None = None  # None: 4-bit powers of two; else the codec of the values
-    layout: str = "packed"  # "words": one 32-bit word an element, as in the paper, to compare ratios
+    alpha: float = param(1.5, "higher => fewer elements, later; 0: everything")
+    zeta: float = param(0.999, "decay of the variance of what is not sent; lower => sooner")
+    tau: float | None = param(None, "None: the value itself is sent; a number: +-tau, where it is exceeded")
+    rounding: str = param(
+        "feedback", 'what a value loses by rounding stays behind ("feedback") or is forgotten ("drop")'
+    )
+    squares: str = param("samples", "whose variance: of single samples, or of the gradients of whole backward passes")
+    values: Compressor | None = param(None, "None: 4-bit powers of two; else the codec of the values")
+    layout: str = param("packed", '"words": one 32-bit word an element, as in the paper, to compare ratios')
 
     def __post_init__(self) -> None:
         for name, low, high in (("alpha", 0.0, math.inf), ("zeta", 0.0, 1.0)):
@@ -79,53 +101,58 @@ class VGC(Reducer):
         if self.tau is not None and self.rounding == "drop":
             raise ValueError("VGC(tau=..., rounding='drop'): with tau nothing is rounded. Leave rounding out.")
 
-    @property
-    def conserves(self) -> bool:
-        """Not if the rounding is forgotten."""
-        return self.rounding == "feedback" and self._exchange.conserves
+    def needs(self) -> Needs:
+        """What tells single samples apart."""
+        return Needs(squares=self.squares)
 
-    @property
+    def loses(self, workers: int) -> float:
+        """What is rounded away, if that is dropped: a power of two is at most half off."""
+        return 0.5 if self.rounding == "drop" else 0.0
+
+    @cached_property
     def _exchange(self) -> Reducer:
-        coded: Coded = _Powers() if self.tau is None else _Signs(self.tau)
+        coded: FixedWidth = Pow2() if self.tau is None else Signs(self.tau)
         return AllGather(_Words(coded) if self.layout == "words" else _Picked(self.values or coded))
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def init(self, layout: Layout, comm: Comm) -> State:
         """No variance yet."""
-        return {"variance": torch.zeros(bucket.numel), "exchange": self._exchange.init(bucket, comm)}
+        return {"variance": layout.zeros(), "exchange": self._exchange.init(layout, comm)}
 
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """Test every element, send those that pass; the rest stays in ``x``."""
-        offsets = torch.tensor(bucket.offsets, device=x.device)
-        variance = spare(state, "variance")
-        positions = self._select(bucket, x, offsets, variance, state)
-        later(state, variance=variance)
+        x = added(x)
+        offsets = torch.tensor(step.layout.offsets, device=x.device)
+        variance = back_buffer(state, "variance")
+        positions = self._select(step, x, offsets, variance, state)
+        stage(state, variance=variance)
         state["exchange"] |= {"_positions": positions, "_offsets": offsets}
-        self._exchange.reduce(bucket, x, out, state["exchange"], comm)
+        finish = self._exchange.start(step, x, out, state["exchange"], comm)
         if self.rounding == "drop" and out is not x and positions is not None:
             x.index_fill_(0, positions.to(torch.int64), 0.0)
+        return finish
 
-    def _select(self, bucket: Bucket, x: Tensor, offsets: Tensor, variance: Tensor, state: State) -> Tensor | None:
+    def _select(self, step: Step, x: Tensor, offsets: Tensor, variance: Tensor, state: State) -> Tensor | None:
         """Positions to send, ascending, and the variance of the next step; None if x is not finite."""
-        if bucket.squares is None:
+        if step.squares is None:
             raise ValueError(
                 f"{self!r} was given no squares: it tests each element against the variance of single samples, which "
-                "only attach() gathers from a model. Set bucket.squares if you call reduce() yourself."
+                "only attach() gathers from a model. Give Step(..., squares=...) if you call it yourself."
             )
         numbers = self.alpha, self.zeta, self.tau or 0.0
         test = kernels.on(x).unambiguous
-        room = reserve(state, "positions", x.numel() // 16, torch.int32, x.device)
-        count = test(x, state["variance"], bucket.squares, *numbers, variance, room)
-        if count > room.numel():  # more than ever before
-            room = reserve(state, "positions", count, torch.int32, x.device)
-            test(x, state["variance"], bucket.squares, *numbers, variance, room)
+        found = reserve(state, "positions", x.numel() // 16, torch.int32, x.device)
+        count = int(kernels.read(test(x, state["variance"], step.squares, *numbers, variance, found))[0])
+        if count > found.numel():  # more than ever before
+            found = reserve(state, "positions", count, torch.int32, x.device)
+            test(x, state["variance"], step.squares, *numbers, variance, found)
         if count < 0:
             return None
-        positions = room[:count]
+        positions = found[:count]
         if self.values is None and self.tau is None:
-            positions = self._without_dust(bucket.squares, x, positions, offsets, variance, state)
+            positions = self._without_faint(step.squares, x, positions, offsets, variance, state)
         return positions
 
-    def _without_dust(
+    def _without_faint(
         self, squares: Tensor, x: Tensor, positions: Tensor, offsets: Tensor, variance: Tensor, state: State
     ) -> Tensor:
         """Leaves out what 4 bits cannot show beside the largest of its tensor: it counts as not sent."""
@@ -134,14 +161,14 @@ class VGC(Reducer):
         hidden = faint(picked, group_lengths(positions, offsets))
         if not hidden.numel():
             return positions
-        dust = positions[hidden].to(torch.int64)
-        variance[dust] = (state["variance"][dust] + squares[dust]).clamp_max(LARGEST) * self.zeta
+        hidden_at = positions[hidden].to(torch.int64)
+        variance[hidden_at] = (state["variance"][hidden_at] + squares[hidden_at]).clamp_max(FLOAT32_MAX) * self.zeta
         shown = torch.ones(positions.numel(), dtype=torch.bool, device=x.device).index_fill_(0, hidden, False)
         return positions[shown]
 
-    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
+    def clear(self, layout: Layout, state: State) -> None:
         """What is sent has no variance left."""
-        later(state, variance=spare(state, "variance").zero_())
+        stage(state, variance=back_buffer(state, "variance").zero_())
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,18 +189,18 @@ class _Picked(Sparse):
 class _Words(Compressor):
     """The same, in the paper's words."""
 
-    values: Coded
+    values: FixedWidth
 
     def encode(self, x: Tensor, state: State) -> Payload:
         """One word an element."""
         positions: Tensor | None = state["_positions"]
         if positions is None:
             return Payload.nonfinite(x.numel(), state, x.device)
-        state["_sent"], state["_of"] = positions.numel(), x.numel()
+        report(state, sent=positions.numel(), of=x.numel())
         picked = scratch(state, "picked", positions.numel(), torch.float32, x.device)
         kernels.on(x).gather(x, positions, picked)
-        return words.pack(self.values, picked, positions, state["_offsets"], x.numel(), state)
+        return _word32.pack(self.values, picked, positions, state["_offsets"], x.numel(), state)
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """O(number sent)."""
-        words.unpack(self.values, payload, acc, scale)
+        _word32.unpack(self.values, payload, acc, scale)

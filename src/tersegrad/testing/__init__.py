@@ -7,9 +7,9 @@
 run workers as threads in this process; no network and no data are needed.
 """
 
-from tersegrad.core import Compressor, Reducer, Spec
+from tersegrad.core import Compressor, Reducer, Spec, Summable
 from tersegrad.reducers import AllGather, AllReduce
-from tersegrad.spec import parse
+from tersegrad.specs import parse
 from tersegrad.testing.compressors import check_compressor
 from tersegrad.testing.reducers import check_reducer
 from tersegrad.wrappers import ErrorFeedback
@@ -28,7 +28,7 @@ def check(spec: str | Spec) -> None:
         check_compressor(parsed)
         check_reducer(AllGather(parsed))
         check_reducer(ErrorFeedback(AllGather(parsed)))
-        if parsed.summable is not None:
+        if isinstance(parsed, Summable):
             check_reducer(AllReduce(parsed))
     else:
         assert isinstance(parsed, Reducer)

@@ -6,9 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tersegrad import inspection, wire
-from tersegrad import state as states
-from tersegrad.core import Bucket, Compressor, Payload
+from tersegrad.comm import frame
+from tersegrad.core import (
+    HEADER_NBYTES,
+    Compressor,
+    Layout,
+    Payload,
+    Step,
+    Transformed,
+    accumulate,
+    adds_in_place,
+    decode_sum,
+    sections,
+    subtract,
+)
+from tersegrad.core import state as states
+from tersegrad.engine.roundtrip import decode
 from tersegrad.testing.inputs import DEGENERATE, GRADIENT
 from tersegrad.testing.runs import assert_close
 
@@ -17,47 +30,41 @@ SIGMAS = 6.0  # of the estimate's own error that it may be off: chance alone doe
 
 
 def check_codec(compressor: Compressor, x: Tensor) -> None:
-    """``encode`` leaves its input alone, ``remove`` leaves exactly the rest, and the sections are all of the body."""
-    state = compressor.init(Bucket.flat(x.numel()), 3)
+    """``encode`` leaves its input alone, ``subtract`` leaves exactly the rest, the sections are all that travels."""
+    state = compressor.init(Layout.flat(x.numel()), 3)
     before = x.clone()
     payload = compressor.encode(x, state)
     assert torch.equal(x, before), "encode changed its input"
-    sections = sum(compressor.sections(payload).values())
-    assert sections == payload.body.numel(), f"sections of {sections} bytes, and the body has {payload.body.numel()}"
-    decoded = inspection.decode(compressor, payload, state)
-    compressor.remove(payload, x, state)
-    if compressor.conserves:
-        largest = max((float(t.abs().max()) for t in (before, decoded) if x.numel()), default=0.0)
-        assert_close(x + decoded, before, 2.0**-22 * largest, "rest + sent")
+    said, travels = sum(sections(compressor, payload).values()), payload.nbytes - HEADER_NBYTES
+    assert said == travels, f"sections of {said} bytes, and {travels} travel"
+    decoded = decode(compressor, payload, state)
+    subtract(compressor, payload, x, state)
+    largest = max((float(t.abs().max()) for t in (before, decoded) if x.numel()), default=0.0)
+    assert_close(x + decoded, before, 2.0**-22 * largest, "rest + sent")
 
 
 def check_payload_is_all(compressor: Compressor, x: Tensor) -> None:
     """What was sent can be decoded by another worker: from the frame's bytes alone."""
-    bucket = Bucket.flat(x.numel())
-    state = compressor.init(bucket, 3)
+    step = Step(Layout.flat(x.numel()))
+    state = compressor.init(step.layout, 3)
     payload = compressor.encode(x, state)
-    here = inspection.decode(compressor, payload, state)
-    frame = bytes(wire.seal(payload, compressor.fingerprint(), bucket).tolist())
-    assert len(frame) == payload.nbytes, f"{len(frame)} bytes travel, and {payload.nbytes} are claimed"
-    body = torch.tensor(list(frame[len(frame) - payload.body.numel() :]), dtype=torch.uint8)
-    received = Payload(body, payload.numel, payload.finite)
-    decoded = inspection.decode(compressor, received, compressor.init(bucket, 99))
+    here = decode(compressor, payload, state)
+    raw = bytes(frame.seal(payload, compressor.fingerprint(), step).tolist())
+    assert len(raw) == payload.nbytes, f"{len(raw)} bytes travel, and {payload.nbytes} are claimed"
+    received = frame.open_frame(torch.tensor(list(raw), dtype=torch.uint8), compressor.fingerprint(), step)
+    decoded = decode(compressor, received, compressor.init(step.layout, 99))
     assert torch.equal(here, decoded), "the payload alone decodes to something else than the payload with its state"
 
 
-def check_sum_decoded(compressor: Compressor, x: Tensor) -> None:
+def check_decode_sum(compressor: Compressor, x: Tensor) -> None:
     """Payloads that are decoded together give what they give one after the other, to the bit, and finite if it is."""
-    bucket, scale, payloads = Bucket.flat(x.numel()), 1.0 / 3.0, []
+    layout, scale, payloads = Layout.flat(x.numel()), 1.0 / 3.0, []
     for seed, vector in enumerate((x, -0.5 * x.flip(0), x.roll(1))):
-        encoded = compressor.encode(vector, compressor.init(bucket, seed))
-        payloads.append(Payload(encoded.body.clone(), encoded.numel, encoded.finite))
+        encoded = compressor.encode(vector, compressor.init(layout, seed))
+        payloads.append(Payload(encoded.body.clone(), encoded.numel, encoded.meta, encoded.finite))
     together, one_by_one = torch.full((2, x.numel()), 77.0)
-    finite = compressor.sum_decoded(payloads, scale, together, compressor.init(bucket, 0))
-    state = compressor.init(bucket, 0)
-    acc = compressor.accumulator(one_by_one, state)
-    for payload in payloads:
-        compressor.accumulate(payload, acc, scale)
-    compressor.finish(acc, one_by_one, state)
+    finite = decode_sum(compressor, payloads, scale, together, compressor.init(layout, 0))
+    _decode_one_by_one(compressor, payloads, scale, one_by_one)
     assert torch.equal(together.view(torch.int32), one_by_one.view(torch.int32)), (
         "payloads decoded together have another sum than one after the other"
     )
@@ -65,13 +72,38 @@ def check_sum_decoded(compressor: Compressor, x: Tensor) -> None:
     assert finite in (None, really), f"it says of a sum that it is finite: {finite}; and it is: {really}"
 
 
+def _decode_one_by_one(compressor: Compressor, payloads: list[Payload], scale: float, out: Tensor) -> None:
+    """By nothing but ``decode_add``, where payloads may be added straight to a vector."""
+    state = compressor.init(Layout.flat(out.numel()), 0)
+    if not adds_in_place(compressor) and not isinstance(compressor, Transformed):
+        decode_sum(compressor, payloads, scale, out, state)  # PerTensor of another domain: there is no other way
+        return
+    length = compressor.domain(out.numel()) if isinstance(compressor, Transformed) else out.numel()
+    acc = torch.zeros(length)
+    for payload in payloads:
+        accumulate(compressor, payload, acc, scale)
+    if isinstance(compressor, Transformed):
+        compressor.inverse(acc, out, state)
+    else:
+        out.copy_(acc)
+
+
+def check_error(compressor: Compressor, x: Tensor) -> None:
+    """No element is off by more than the share of the largest magnitude that the compressor states."""
+    error = compressor.traits().error
+    if error is not None and x.numel():
+        state = compressor.init(Layout.flat(x.numel()), 3)
+        decoded = decode(compressor, compressor.encode(x, state), state)
+        assert_close(decoded, x, (error + 2.0**-22) * float(x.abs().max()) + 2.0**-126, "the stated error")
+
+
 def check_unbiased(compressor: Compressor, x: Tensor, draws: int = DRAWS) -> None:
     """The mean over draws is x, to six standard errors: for compressors that say so."""
-    state = compressor.init(Bucket.flat(x.numel()), 5)
+    state = compressor.init(Layout.flat(x.numel()), 5)
     total, squared = torch.zeros(2, x.numel(), dtype=torch.float64)
     for _ in range(draws):
-        error = inspection.decode(compressor, compressor.encode(x, state), state).double() - x.double()
-        states.settle(state, keep=True)
+        error = decode(compressor, compressor.encode(x, state), state).double() - x.double()
+        states.commit(state)
         total += error
         squared += error.square()
     mean = total / draws
@@ -88,8 +120,8 @@ def check_unbiased(compressor: Compressor, x: Tensor, draws: int = DRAWS) -> Non
 
 def check_contracts(compressor: Compressor, x: Tensor) -> None:
     """|x - decoded| <= |x|: what error feedback needs, for compressors that say so."""
-    state = compressor.init(Bucket.flat(x.numel()), 3)
-    decoded = inspection.decode(compressor, compressor.encode(x, state), state)
+    state = compressor.init(Layout.flat(x.numel()), 3)
+    decoded = decode(compressor, compressor.encode(x, state), state)
     rest, whole = float((x.double() - decoded.double()).norm()), float(x.double().norm())
     assert rest <= whole * (1 + 2.0**-20), f"the rest is longer ({rest:.4g}) than what was to be sent ({whole:.4g})"
 
@@ -97,37 +129,43 @@ def check_contracts(compressor: Compressor, x: Tensor) -> None:
 def check_wrong_length(compressor: Compressor) -> None:
     """A payload for another length is refused."""
     x = torch.linspace(-1, 1, 100)
-    payload = compressor.encode(x, compressor.init(Bucket.flat(100), 0))
+    payload = compressor.encode(x, compressor.init(Layout.flat(100), 0))
     said = ""
     try:
-        compressor.accumulate(Payload(payload.body, 100), torch.zeros(101))
+        decode_sum(compressor, [payload], 1.0, torch.zeros(101), compressor.init(Layout.flat(101), 0))
     except ValueError as error:
         said = str(error)
     assert "101" in said or "100" in said, f"a payload of 100 elements is refused by 101, with both; it said {said!r}"
 
 
 def check_hostile_bytes(compressor: Compressor, x: Tensor, cases: int = 300, seed: int = 11) -> None:
-    """A mutated body is refused with a ValueError, or decodes to something; never a crash, never a write outside."""
+    """Mutated meta and bodies are refused with a ValueError, or decode to something; never a crash, never a write outside."""
     rng = np.random.default_rng(seed)
-    state = compressor.init(Bucket.flat(x.numel()), 3)
+    state = compressor.init(Layout.flat(x.numel()), 3)
     payload = compressor.encode(x, state)
-    body = payload.body.clone()
-    guard, length = 32, compressor.accumulator(torch.empty_like(x), state).numel()
+    good = Payload(payload.body.clone(), payload.numel, payload.meta, payload.finite)
+    guard = 32
     for case in range(cases):
-        mutated = mutate(body.numpy().copy(), rng)
-        big = torch.zeros(max(length, x.numel()) + 2 * guard)
-        hostile = Payload(torch.from_numpy(mutated), x.numel())
+        big = torch.zeros(x.numel() + 2 * guard)
+        payloads = [hostile(good, rng)] if case % 2 else [good, hostile(good, rng)]
         try:
-            if case % 2:
-                compressor.accumulate(hostile, big[guard : guard + length])
-            else:
-                together = [Payload(body, x.numel(), payload.finite), hostile]
-                compressor.sum_decoded(together, 0.5, big[guard : guard + x.numel()], state)
+            decode_sum(compressor, payloads, 0.5, big[guard : guard + x.numel()], state)
         except ValueError as error:
             if not str(error):
                 raise AssertionError("an error without a message") from error
-        outside = torch.cat([big[:guard], big[guard + max(length, x.numel()) :]])
+        outside = torch.cat([big[:guard], big[guard + x.numel() :]])
         assert not bool(outside.any()), "memory outside the accumulator was written"
+
+
+def hostile(payload: Payload, rng: np.random.Generator) -> Payload:
+    """A payload whose meta, body or both were mutated."""
+    meta, body = payload.meta, payload.body
+    which = rng.integers(3)
+    if which != 0 and meta:
+        meta = mutate(np.frombuffer(meta, np.uint8).copy(), rng).tobytes()
+    if which != 1 or not meta:
+        body = torch.from_numpy(mutate(body.numpy().copy(), rng))
+    return Payload(body, payload.numel, meta)
 
 
 def mutate(body: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -147,14 +185,15 @@ def mutate(body: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def check_compressor(compressor: Compressor) -> None:
     """All laws of compressors."""
-    x = GRADIENT(0, 0)
+    x, traits = GRADIENT(0, 0), compressor.traits()
     for vector in (x, *DEGENERATE.values()):
         check_codec(compressor, vector.clone())
         check_payload_is_all(compressor, vector)
-        check_sum_decoded(compressor, vector)
-        if compressor.contracts:
+        check_decode_sum(compressor, vector)
+        check_error(compressor, vector)
+        if traits.contracts:
             check_contracts(compressor, vector)
-    if compressor.unbiased:
+    if traits.unbiased:
         check_unbiased(compressor, x)
     check_wrong_length(compressor)
     check_hostile_bytes(compressor, x)

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tersegrad.core import Bucket
+from tersegrad.core import Layout
 
 Gradient = Callable[[int, int], Tensor]  # (rank, step) -> flat gradient
 
-BUCKET = Bucket(("a.weight", "a.bias", "b.weight", "c.weight"), ((37, 20), (20,), (50, 31), (3, 5, 3, 3)), seed=7)
+LAYOUT = Layout(("a.weight", "a.bias", "b.weight", "c.weight"), ((37, 20), (20,), (50, 31), (3, 5, 3, 3)), seed=7)
 
 DEGENERATE = {
     "empty": torch.zeros(0),
@@ -26,6 +26,8 @@ DEGENERATE = {
     "largest": torch.full((1000,), torch.finfo(torch.float32).max / 8),
     "tiny length": torch.tensor([1e-3, -4.0, 0.0]),
 }
+
+LARGE = Layout(("a.weight", "a.bias", "b.weight"), ((1030, 1024), (1000,), (64, 32, 3, 3)), seed=7)  # as in training
 
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -42,7 +44,7 @@ def laplace(numel: int) -> Gradient:
     return gradient
 
 
-GRADIENT = laplace(BUCKET.numel)
+GRADIENT = laplace(LAYOUT.numel)
 
 
 def squares(x: Tensor) -> Tensor:

@@ -2,38 +2,83 @@
 
 import io
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tersegrad import local
-from tersegrad import state as states
-from tersegrad.core import Bucket, Comm, Finish, Reducer
-from tersegrad.taps import Metered
-from tersegrad.testing.inputs import BUCKET, DEGENERATE, GRADIENT, NONFINITE, Gradient, learning_rate, squares
+from tersegrad.comm import threads
+from tersegrad.comm.metered import Metered, Tap
+from tersegrad.comm.traffic import Traffic
+from tersegrad.core import (
+    Comm,
+    Finish,
+    Layout,
+    Memory,
+    Reducer,
+    State,
+    Step,
+    Sum,
+    Vector,
+    Wrapper,
+    needs_of,
+    reduce,
+    remembers,
+)
+from tersegrad.core import state as states
+from tersegrad.testing.inputs import (
+    DEGENERATE,
+    GRADIENT,
+    LARGE,
+    LAYOUT,
+    NONFINITE,
+    Gradient,
+    laplace,
+    learning_rate,
+    squares,
+)
 from tersegrad.testing.runs import Trace, assert_close, finish, largest, mean, run, same
 
+MOST_LOST = 0.5  # a reducer that may throw away more than that is not one
 
-def tolerance(reducer: Reducer, scale: float, size: int, lost: float = 0.25) -> float:
-    """Rounding of float32 sums; or ``lost``, for a reducer that throws something away on purpose."""
-    return scale * (2.0**-20 * size if reducer.conserves else lost) + size * 2.0**-148  # and of denormals
+
+def tolerance(reducer: Reducer, scale: float, size: int) -> float:
+    """Rounding of float32 sums, and as much as the reducer states that it may lose."""
+    loses = reducer.loses(size)
+    assert 0 <= loses <= MOST_LOST, f"{reducer!r} states that it may lose {loses}: more than {MOST_LOST} is no mean"
+    return scale * (4 * 2.0**-20 * size + loses) + size * 2.0**-148  # and of denormals
 
 
 # ---- what a run must have shown ------------------------------------------------------------------
 
 
-def assert_conserved(traces: list[Trace], reducer: Reducer, lost: float = 0.25) -> None:
-    """Mean of what left x and memory == out, at every step; nothing appears, nothing is lost (or just so much)."""
-    atol = tolerance(reducer, 4 * largest(traces), len(traces), lost)
+def assert_conserved(traces: list[Trace], reducer: Reducer) -> None:
+    """Mean of what left x and residual == out, at every step; nothing appears, nothing is lost but what is stated."""
+    atol = tolerance(reducer, largest(traces), len(traces))
     before = [torch.zeros_like(t.means[0]) for t in traces]
     for step in range(len(traces[0].means)):
-        left = [
-            t.gradients[step].double() + b.double() - t.rests[step].double() - t.held[step].double()
-            for t, b in zip(traces, before, strict=True)
-        ]
-        assert_close(traces[0].means[step], mean(left), atol, f"conservation at step {step}")
+        left = mean(
+            [
+                t.inputs[step].double() + b.double() - t.rests[step].double() - t.held[step].double()
+                for t, b in zip(traces, before, strict=True)
+            ]
+        )
+        assert_close(traces[0].means[step], left, atol, f"conservation at step {step}")
+        assert_not_scaled(traces[0].means[step], left, reducer, len(traces), step)
         before = [t.held[step] for t in traces]
+
+
+def assert_not_scaled(out: Tensor, left: Tensor, reducer: Reducer, size: int, step: int) -> None:
+    """What a reducer may lose is rounding: over a whole vector the mean is neither larger nor smaller by so much."""
+    energy = float(left.square().sum())
+    if out.numel() >= 1000 and energy > 0:
+        gain = float((out.double() * left).sum()) / energy
+        allowed = reducer.loses(size) / 2 + 2.0**-16
+        assert abs(gain - 1) <= allowed, f"the mean at step {step} is {gain:.4g} times what left the workers"
 
 
 def assert_identical(traces: list[Trace]) -> None:
@@ -52,103 +97,176 @@ def assert_same_means(traces: list[Trace], others: list[Trace], what: str) -> No
 # ---- the laws ------------------------------------------------------------------------------------
 
 
-def check_step(reducer: Reducer, size: int, gradient: Gradient = GRADIENT, bucket: Bucket = BUCKET) -> list[Trace]:
+def check_step(
+    reducer: Reducer, size: int, gradient: Gradient = GRADIENT, layout: Layout = LAYOUT, steps: int = 3
+) -> list[Trace]:
     """The law: nothing is lost, all workers hold the same bits; nobody's random numbers have changed."""
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index] # noqa: NPY002
-    traces = run(reducer, size, gradient, bucket)
+    traces = run(reducer, size, gradient, layout, steps)
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index] # noqa: NPY002
     assert torch.equal(before[0], after[0]), "torch's global generator was used"
     assert before[1] == after[1], "numpy's global generator was used"
     assert before[2] == after[2], "random's global generator was used"
     assert_conserved(traces, reducer)
     assert_identical(traces)
+    has_residual = any(bool(h.any()) for t in traces for h in t.held)
+    assert not has_residual or remembers(reducer), "it has a residual, and nothing in it is a Memory"
     return traces
 
 
-def check_in_place(reducer: Reducer, size: int, gradient: Gradient = GRADIENT) -> None:
+def check_in_place(
+    reducer: Reducer, size: int, gradient: Gradient = GRADIENT, layout: Layout = LAYOUT, steps: int = 3
+) -> None:
     """``out`` may be ``x``: the mean does not change by it."""
-    together = run(reducer, size, gradient, in_place=True)
-    assert_same_means(run(reducer, size, gradient), together, "reducing in place gives another mean")
+    together = run(reducer, size, gradient, layout, steps, in_place=True)
+    assert_same_means(run(reducer, size, gradient, layout, steps), together, "reducing in place gives another mean")
 
 
 def check_overlap(reducer: Reducer, size: int = 3, gradient: Gradient = GRADIENT, steps: int = 3) -> None:
     """A second bucket may be started before the first one is finished, on some workers and not on others."""
 
     def work(comm: Comm, overlaps: bool) -> list[Tensor]:
-        buckets = [Bucket(tuple(f"{i}.{name}" for name in BUCKET.names), BUCKET.shapes) for i in range(2)]
-        memory = [reducer.init(bucket, comm) for bucket in buckets]
+        layouts = [Layout(tuple(f"{i}.{name}" for name in LAYOUT.names), LAYOUT.shapes) for i in range(2)]
+        memory = [reducer.init(layout, comm) for layout in layouts]
         means: list[Tensor] = []
-        for step in range(steps):
+        for number in range(steps):
             unfinished: list[tuple[Finish, Tensor]] = []
-            for bucket, state in zip(buckets, memory, strict=True):
+            for layout, state in zip(layouts, memory, strict=True):
                 x = gradient(comm.rank, len(means))
-                bucket.step, bucket.squares, bucket.lr = step, squares(x), learning_rate(step)
-                unfinished.append((reducer.start(bucket, x, x, state, comm), x))
+                step = Step(layout, number, learning_rate(number), squares(x))
+                unfinished.append((reducer.start(step, x, x, state, comm), x))
                 means.append(x)
                 if not overlaps:
                     finish(*unfinished.pop())
             for rest, mean_of_it in unfinished:
                 finish(rest, mean_of_it)
             for state in memory:
-                states.settle(state, keep=True)
+                states.commit(state)
         return means
 
-    one_by_one = local.run(size, lambda comm: work(comm, overlaps=False))
-    overlapping = local.run(size, lambda comm: work(comm, overlaps=comm.rank % 2 == 0))
+    one_by_one = threads.run(size, lambda comm: work(comm, overlaps=False))
+    overlapping = threads.run(size, lambda comm: work(comm, overlaps=comm.rank % 2 == 0))
     for rank, (a, b) in enumerate(zip(one_by_one, overlapping, strict=True)):
         same_bits = all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in zip(a, b, strict=True))
         assert same_bits, f"rank {rank}: a bucket that is started while another is under way gets another mean"
 
 
-def check_sum(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) -> None:
+def check_sum(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT, layout: Layout = LAYOUT) -> None:
     """A vector that is added up on the way is reduced as if it had been added up before."""
 
     def work(comm: Comm, on_the_way: bool) -> tuple[Tensor, Tensor]:
-        bucket, (a, b) = Bucket(BUCKET.names, BUCKET.shapes), (gradient(comm.rank, step) for step in (0, 1))
-        bucket.squares, bucket.lr = squares(a + b), 0.1
-        total, state = torch.add(a, b), reducer.init(bucket, comm)
-        if on_the_way:
-            rest = reducer.start_sum(bucket, a, b, total.fill_(torch.nan), b, state, comm)
-        else:
-            rest = reducer.start(bucket, total, b, state, comm)
-        finish(rest, b)
+        a, b = (gradient(comm.rank, number) for number in (0, 1))
+        step = Step(layout, 0, 0.1, squares(a + b))
+        total, state = torch.add(a, b), reducer.init(layout, comm)
+        x: Vector = Sum(a, b, total.fill_(torch.nan)) if on_the_way else total
+        finish(reducer.start(step, x, b, state, comm), b)
         return b, total
 
-    added_before = local.run(size, lambda comm: work(comm, on_the_way=False))
-    added_on_the_way = local.run(size, lambda comm: work(comm, on_the_way=True))
+    added_before = threads.run(size, lambda comm: work(comm, on_the_way=False))
+    added_on_the_way = threads.run(size, lambda comm: work(comm, on_the_way=True))
     for before, on_the_way in zip(added_before, added_on_the_way, strict=True):
         assert torch.equal(before[0], on_the_way[0]), "a sum that is made on the way has another mean"
         assert torch.equal(before[1], on_the_way[1]), "of a sum that is made on the way something else is left"
 
 
+def check_wrapper(reducer: Reducer, size: int = 2, steps: int = 3) -> None:
+    """A reducer around others starts what they start: it waits for nothing in ``start`` if they do not.
+
+    And it leaves a ``Sum`` to them, unless it has a residual to add itself.
+    """
+    inner = [part for part in reducer.walk() if isinstance(part, Reducer) and not _reducers_in(part)]
+    if inner != [reducer] and not any(_waits(part, size, steps) for part in inner):
+        assert not _waits(reducer, size, steps), "it waits in start(), and nothing inside it does"
+    if isinstance(reducer, Wrapper) and not isinstance(reducer, Memory):
+        own, inners = (_additions(part, size) for part in (reducer, reducer.inner))
+        assert own <= inners, "it adds a Sum up, which what is inside it would do in the pass that encodes"
+
+
+def _reducers_in(spec: Reducer) -> bool:
+    values = [getattr(spec, f.name) for f in fields(spec)]  # type: ignore[arg-type]
+    inside = [v for value in values for v in (value.values() if isinstance(value, dict) else (value,))]
+    return any(isinstance(value, Reducer) for value in inside)
+
+
+class _Waits(Tap):
+    """Counts what was waited for."""
+
+    count = 0
+
+    def observe(self, traffic: Traffic, started: float, overlapped: float = 0.0) -> None:
+        self.count += 1
+
+
+def _waits(reducer: Reducer, size: int, steps: int) -> int:
+    """How often ``start`` waits."""
+
+    def work(comm: Comm) -> int:
+        tap, state, count = _Waits(comm), reducer.init(LAYOUT, comm), 0
+        for number in range(steps):
+            x = GRADIENT(comm.rank, number)
+            before = tap.count
+            rest = reducer.start(Step(LAYOUT, number, 0.1, squares(x)), x, x, state, tap)
+            count += tap.count - before
+            finish(rest, x)
+            states.commit(state)
+        return count
+
+    return max(threads.run(size, work))
+
+
+def _additions(reducer: Reducer, size: int) -> int:
+    """How often a ``Sum`` is added up before it is encoded."""
+    with _counting_additions() as additions:
+
+        def work(comm: Comm) -> None:
+            a, b = (GRADIENT(comm.rank, number) for number in (0, 1))
+            step, state = Step(LAYOUT, 0, 0.1, squares(a + b)), reducer.init(LAYOUT, comm)
+            finish(reducer.start(step, Sum(a, b, torch.empty_like(a)), b, state, comm), b)
+
+        threads.run(size, work)
+    return len(additions)
+
+
+@contextmanager
+def _counting_additions() -> Iterator[list[None]]:
+    additions: list[None] = []
+    add = Sum.add
+
+    def counted(self: Sum) -> Tensor:
+        additions.append(None)
+        return add(self)
+
+    with mock.patch.object(Sum, "add", counted):
+        yield additions
+
+
 def check_telescoping(reducer: Reducer, size: int, gradient: Gradient = GRADIENT, steps: int = 8) -> None:
-    """Sum of means + mean memory == sum of mean gradients, for reducers that remember all they do not send."""
+    """Sum of means + mean residual == sum of mean gradients, for reducers that remember all they do not send."""
     traces = run(reducer, size, gradient, steps=steps)
     sent = torch.stack(traces[0].means).double().sum(0)
     late = mean([t.held[-1] for t in traces])
-    total = mean([torch.stack(t.gradients).double().sum(0) for t in traces])
+    total = mean([torch.stack(t.inputs).double().sum(0) for t in traces])
     assert_close(sent + late, total, tolerance(reducer, steps * largest(traces), size), "telescoping sum")
 
 
 def check_stays_inside(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) -> None:
     """Memory around ``x`` and ``out`` is not touched."""
-    n, guard = BUCKET.numel, 64
+    n, guard = LAYOUT.numel, 64
 
     def work(comm: Comm) -> None:
         big_x, big_out = torch.full((2, n + 2 * guard), 77.0)
         x, out = big_x[guard : guard + n], big_out[guard : guard + n]
         x.copy_(gradient(comm.rank, 0))
-        bucket = Bucket(BUCKET.names, BUCKET.shapes, squares=squares(x), lr=0.1)
-        reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
+        reduce(reducer, Step(LAYOUT, 0, 0.1, squares(x)), x, out, reducer.init(LAYOUT, comm), comm)
         for big in (big_x, big_out):
             around = torch.cat([big[:guard], big[guard + n :]])
             assert bool((around == 77.0).all()), "memory outside x or out was written"
 
-    local.run(size, work)
+    threads.run(size, work)
 
 
 def check_state(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) -> None:
-    """The rules of state: saved with torch.save, loaded with weights_only, cut by name and joined, all goes on alike.
+    """The rules of state: saved with torch.save, loaded with weights_only, split by name, merged: all goes on alike.
 
     And keys that begin with _ may vanish between steps; and two runs give the same bits.
     """
@@ -162,84 +280,94 @@ def check_state(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) 
     torch.save([states.copy(t.state) for t in half], buffer)
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=True)
-    check_cutting(reducer, half)
+    check_splitting(reducer, half)
     resumed = run(reducer, size, gradient, steps=2, first=3, states_before=loaded)
     for step in (0, 1):
         same_mean = torch.equal(whole[0].means[3 + step], resumed[0].means[step])
         assert same_mean, f"a resumed run differs in step {3 + step}"
 
 
-def check_cutting(reducer: Reducer, traces: list[Trace]) -> None:
-    """Cutting a state by name and joining it again gives it back."""
+def check_splitting(reducer: Reducer, traces: list[Trace]) -> None:
+    """Splitting a state by name and merging it again gives it back."""
 
     def work(comm: Comm) -> None:
         state = traces[comm.rank].state
-        fresh = reducer.init(BUCKET, comm)
-        states.paste(states.cut(state, BUCKET), fresh, BUCKET)
+        fresh = reducer.init(LAYOUT, comm)
+        states.merge(states.split(state, LAYOUT), fresh, LAYOUT)
         assert same(states.copy(state), states.copy(fresh)), (
-            "a state that was cut by name and joined again is another state"
+            "a state that was split by name and merged again is another state"
         )
 
-    local.run(len(traces), work)
+    threads.run(len(traces), work)
 
 
 def check_degenerate(reducer: Reducer, x: Tensor, size: int = 2) -> None:
     """Nothing raises, nothing becomes non-finite, the law holds."""
-    traces = run(reducer, size, lambda rank, step: x.clone(), Bucket.flat(x.numel()))
+    traces = run(reducer, size, lambda rank, step: x.clone(), Layout.flat(x.numel()))
     for trace in traces:
         assert all(bool(m.isfinite().all()) for m in trace.means), "finite gradients gave a non-finite mean"
-        assert all(bool(h.isfinite().all()) for h in trace.held), "finite gradients gave a non-finite memory"
+        assert all(bool(h.isfinite().all()) for h in trace.held), "finite gradients gave a non-finite residual"
     assert_conserved(traces, reducer)
     assert_identical(traces)
 
 
 def check_nonfinite(reducer: Reducer, bad: float, where: int, size: int = 3, gradient: Gradient = GRADIENT) -> None:
-    """One bad value on the last worker: every worker's mean is non-finite, every memory is what it was before."""
+    """One bad value on the last worker: every worker's mean is non-finite, every residual is what it was before."""
 
-    def poisoned(rank: int, step: int) -> Tensor:
+    def spoilt(rank: int, step: int) -> Tensor:
         x = gradient(rank, step)
         if step == 1 and rank == size - 1:
             x[where] = bad
         return x
 
-    for rank, trace in enumerate(run(reducer, size, poisoned)):
+    for rank, trace in enumerate(run(reducer, size, spoilt)):
         assert not bool(trace.means[1].isfinite().all()), (
             f"rank {rank} was given a finite mean of a non-finite gradient"
         )
-        assert torch.equal(trace.held[1], trace.held[0]), f"rank {rank}'s memory was changed by a non-finite gradient"
+        assert torch.equal(trace.held[1], trace.held[0]), f"rank {rank}'s residual was changed by a non-finite gradient"
         assert bool(trace.means[2].isfinite().all()), f"rank {rank} did not recover from a non-finite gradient"
 
 
 def check_dtypes(reducer: Reducer) -> None:
-    """A reducer that says it takes every float dtype does; the mean keeps the dtype."""
-    if not reducer.any_dtype:
+    """A reducer that does not need float32 takes every float dtype; the mean keeps the dtype."""
+    if needs_of(reducer).float32:
         return
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
 
         def work(comm: Comm, dtype: torch.dtype = dtype) -> Tensor:
-            bucket = Bucket(BUCKET.names, BUCKET.shapes)
             x = GRADIENT(comm.rank, 0).to(dtype)
-            reducer.reduce(bucket, x, x, reducer.init(bucket, comm), comm)
+            reduce(reducer, Step(LAYOUT), x, x, reducer.init(LAYOUT, comm), comm)
             return x
 
-        out = local.run(2, work)[0]
+        out = threads.run(2, work)[0]
         want = mean([GRADIENT(rank, 0) for rank in range(2)])
         assert out.dtype == dtype, f"a bucket of {dtype} came back as {out.dtype}"
         assert_close(out, want, 2.0**-6 * float(want.abs().max()), f"the mean of a {dtype} bucket")
 
 
-def check_counted(reducer: Reducer, size: int = 2) -> None:
-    """Everything that two workers tell each other goes through the Comm that counts: without it no mean."""
+def check_counted(reducer: Reducer, size: int = 2, steps: int = 3) -> None:
+    """Every byte that a worker gives to another goes through the Comm that counts: it counts what really crossed."""
 
-    def work(comm: Comm) -> int:
+    def work(comm: threads.ThreadComm) -> tuple[int, int, int]:
         metered = Metered(comm)
-        bucket = Bucket(BUCKET.names, BUCKET.shapes, seed=BUCKET.seed)
-        x = GRADIENT(comm.rank, 0)
-        bucket.squares, bucket.lr = squares(x), 0.1
-        reducer.reduce(bucket, x, torch.empty_like(x), reducer.init(bucket, metered), metered)
-        return metered.total.sent
+        state: State = reducer.init(LAYOUT, metered)
+        for number in range(steps):
+            x = GRADIENT(comm.rank, number)
+            reduce(reducer, Step(LAYOUT, number, 0.1, squares(x)), x, x, state, metered)
+            states.commit(state)
+        return metered.total.payload, comm.handed_over, metered.total.sent
 
-    assert all(sent > 0 for sent in local.run(size, work)), "a mean over two workers, and no byte was sent"
+    for rank, (counted, crossed, sent) in enumerate(threads.run(size, work)):
+        assert counted == crossed, f"rank {rank} gave {crossed} bytes to others, and {counted} were counted"
+        assert sent > 0, "a mean over two workers, and no byte was sent"
+
+
+def check_large(reducer: Reducer, size: int = 2, layout: Layout = LARGE, steps: int = 2) -> None:
+    """The law at the size of real buckets, where other kernels are at work."""
+    gradient = laplace(layout.numel)
+    check_step(reducer, size, gradient, layout, steps)
+    check_in_place(reducer, size, gradient, layout, steps)
+    check_sum(reducer, size, gradient, layout)
 
 
 def check_reducer(reducer: Reducer, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> None:
@@ -249,7 +377,8 @@ def check_reducer(reducer: Reducer, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> No
     check_in_place(reducer, max(sizes))
     check_overlap(reducer, max(sizes))
     check_sum(reducer)
-    if reducer.remembers:
+    check_wrapper(reducer)
+    if remembers(reducer):
         check_telescoping(reducer, max(sizes))
     check_stays_inside(reducer)
     check_state(reducer)
@@ -259,3 +388,4 @@ def check_reducer(reducer: Reducer, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> No
         check_degenerate(reducer, x)
     for where, bad in zip((0, 700, -1), NONFINITE.values(), strict=True):
         check_nonfinite(reducer, bad, where)
+    check_large(reducer)

@@ -1,4 +1,4 @@
-"""A reducer on N workers for some steps, as the hook would drive it, and what every worker saw."""
+"""A reducer on N workers for some steps, as the engine would drive it, and what every worker saw."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tersegrad import local
-from tersegrad import state as states
-from tersegrad.core import Bucket, Comm, Finish, Reducer, State
-from tersegrad.testing.inputs import BUCKET, Gradient, learning_rate, squares
+from tersegrad.comm import threads
+from tersegrad.core import Comm, Finish, Layout, Reducer, State, Step, contribution
+from tersegrad.core import state as states
+from tersegrad.testing.inputs import LAYOUT, Gradient, learning_rate, squares
 
 
 @dataclass
@@ -17,9 +17,10 @@ class Trace:
     """What one worker saw: the gradient, the mean and the rest of every step, and the state at the end."""
 
     gradients: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)  # what each gradient adds to the account (``contribution``)
     means: list[Tensor] = field(default_factory=list)
     rests: list[Tensor] = field(default_factory=list)
-    held: list[Tensor] = field(default_factory=list)  # memory after each step
+    held: list[Tensor] = field(default_factory=list)  # residual after each step
     state: State = field(default_factory=dict)
 
 
@@ -27,7 +28,7 @@ def run(
     reducer: Reducer,
     size: int,
     gradient: Gradient,
-    bucket: Bucket = BUCKET,
+    layout: Layout = LAYOUT,
     steps: int = 3,
     first: int = 0,
     states_before: list[State] | None = None,
@@ -37,46 +38,53 @@ def run(
     """``steps`` steps on ``size`` workers; one trace per worker."""
 
     def work(comm: Comm) -> Trace:
-        mine = Bucket(bucket.names, bucket.shapes, seed=bucket.seed)  # buckets are the hook's own: one per worker
-        trace = Trace(state=reducer.init(mine, comm))
+        trace = Trace(state=reducer.init(layout, comm))
         if states_before is not None:
-            states.paste(states.cut(states_before[comm.rank], mine), trace.state, mine)
-        for step in range(first, first + steps):
-            mine.step = step
-            x = gradient(comm.rank, step)
-            mine.squares, mine.lr = squares(x), learning_rate(step)
+            states.merge(states.split(states_before[comm.rank], layout), trace.state, layout)
+        for number in range(first, first + steps):
+            x = gradient(comm.rank, number)
+            step = Step(layout, number, learning_rate(number), squares(x))
             trace.gradients.append(x.clone())
+            trace.inputs.append(contribution(reducer, layout, trace.state, x.clone(), comm.size))
             out = x if in_place else torch.full_like(x, 123.0)
             before = states.copy(trace.state)
-            finish(reducer.start(mine, x, out, trace.state, comm), out)
+            finish(reducer.start(step, x, out, trace.state, comm), out)
             assert same(before, states.copy(trace.state)), (
-                "reduce changed the state itself; changes are noted with later()"
+                "a step changed the state itself; changes are staged with stage()"
             )
-            states.settle(trace.state, keep=bool(out.isfinite().all()))
+            (states.commit if bool(out.isfinite().all()) else states.roll_back)(trace.state)
             trace.means.append(out.clone())
             trace.rests.append(x.clone())
-            trace.held.append(held(reducer, trace.state, mine))
+            trace.held.append(held(reducer, trace.state, layout))
             between(trace.state)
         return trace
 
-    return local.run(size, work)
+    return threads.run(size, work)
 
 
 def finish(rest: Finish, out: Tensor) -> None:
-    """The second part of a reduce; if it says whether the mean is finite, that is so."""
+    """The second part of a reduction; if it says whether the mean is finite, that is so."""
     said = rest()
     assert said is None or said == bool(out.isfinite().all()), f"whether the mean is finite was said to be {said}"
 
 
-def held(reducer: Reducer, state: State, bucket: Bucket) -> Tensor:
-    """The part of past gradients that a reducer still remembers: what a flush would send. The state stays as it is."""
-    waits = reducer.waiting(bucket, state)
-    seen = torch.zeros(bucket.numel) if waits is None else waits.clone()
-    remembered = torch.zeros(bucket.numel)
-    reducer.flush(bucket, remembered, state)
-    states.settle(state, keep=False)
-    assert torch.equal(seen, remembered), "waiting() shows something else than flush() sends"
-    return remembered
+def held(reducer: Reducer, state: State, layout: Layout) -> Tensor:
+    """The residual, which ``clear`` must empty. The state stays as it is."""
+    residual = reducer.residual(layout, state)
+    seen = torch.zeros(layout.numel) if residual is None else residual.clone()
+    reducer.clear(layout, state)
+    emptied = _as_committed(state)
+    left = reducer.residual(layout, emptied)
+    assert left is None or not bool(left.any()), "clear() leaves a residual behind"
+    states.roll_back(state)
+    return seen
+
+
+def _as_committed(state: State) -> State:
+    """A copy of the state as it would be if the step were committed."""
+    copied = {key: _as_committed(value) if isinstance(value, dict) else value for key, value in state.items()}
+    committed = states.staged(copied)
+    return {key: value for key, value in committed.items() if not key.startswith("_")}
 
 
 def same(a: object, b: object) -> bool:
@@ -94,8 +102,8 @@ def mean(tensors: list[Tensor]) -> Tensor:
 
 
 def largest(traces: list[Trace]) -> float:
-    """The largest magnitude of any gradient or mean that is finite."""
-    seen = [x[x.isfinite()] for t in traces for x in (*t.gradients, *t.means)]
+    """The largest magnitude of any gradient, input, residual or mean that is finite."""
+    seen = [x[x.isfinite()] for t in traces for x in (*t.gradients, *t.inputs, *t.means, *t.held)]
     return max((float(x.abs().max()) for x in seen if x.numel()), default=0.0)
 
 

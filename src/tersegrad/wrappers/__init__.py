@@ -1,6 +1,5 @@
-"""Reducers made of reducers: what is remembered, when, and for which parameters."""
+"""Reducers made of reducers: what is remembered, when it is sent, and which parameters go where; one file each."""
 
-from tersegrad.wrappers.auto import Auto
 from tersegrad.wrappers.by_dimension import ByDimension
 from tersegrad.wrappers.by_name import ByName
 from tersegrad.wrappers.by_size import BySize
@@ -13,7 +12,6 @@ from tersegrad.wrappers.step_ahead import StepAhead
 from tersegrad.wrappers.warmup import Warmup
 
 __all__ = [
-    "Auto",
     "ByDimension",
     "ByName",
     "BySize",

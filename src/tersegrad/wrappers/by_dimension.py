@@ -1,11 +1,11 @@
 """ByDimension: different reducers for vectors, matrices and convolutions."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from tersegrad.core import Reducer, require
+from tersegrad.core import Reducer, param, require
 from tersegrad.reducers.dense import Dense
-from tersegrad.wrappers.split import Split
+from tersegrad.wrappers._split import Split
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,8 +19,8 @@ class ByDimension(Split):
         "ByDimension({2: BySize({1000: ErrorFeedback(AllGather(TopK(0.2)))}), 4: AllGather(QSGD(8))})",
     )
 
-    dimensions: dict[int, Reducer]  # number of dimensions -> reducer
-    default: Reducer = field(default_factory=Dense)  # for all others
+    dimensions: dict[int, Reducer] = param(doc="number of dimensions -> reducer")
+    default: Reducer = param(doc="for all others", factory=Dense)
 
     def __post_init__(self) -> None:
         require(self, "dimensions", dict, "Write ByDimension({2: ErrorFeedback(PowerSGD(2))}).")

@@ -1,12 +1,12 @@
 """ByName: different reducers for different parameters; biases, norms and tiny tensors stay dense."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from tersegrad.core import Reducer, require
+from tersegrad.core import Reducer, param, require
 from tersegrad.reducers.dense import Dense
-from tersegrad.wrappers.split import Split
+from tersegrad.wrappers._split import Split
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,9 +22,9 @@ class ByName(Split):
         "ByName({}, default=AllGather(TopK(0.1)))",
     )
 
-    rules: dict[str, Reducer]  # pattern -> reducer, tried in order
-    default: Reducer = field(default_factory=Dense)  # for large parameters that no pattern matches
-    tiny: int = 1024  # below so many elements, dense; 0: vectors and tiny tensors are nothing special
+    rules: dict[str, Reducer] = param(doc="pattern -> reducer, tried in order")
+    default: Reducer = param(doc="for large parameters that no pattern matches", factory=Dense)
+    tiny: int = param(1024, "below so many elements, dense; 0: vectors and tiny tensors are nothing special")
 
     def __post_init__(self) -> None:
         require(self, "rules", dict, "Write ByName({'*.weight': AllGather(TopK(0.01))}, default=Dense()).")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tersegrad.core import Reducer, require
+from tersegrad.core import Reducer, param, require
 from tersegrad.reducers.dense import Dense
-from tersegrad.wrappers.split import Split
+from tersegrad.wrappers._split import Split
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,7 +17,7 @@ class BySize(Split):
 
     examples: ClassVar[tuple[str, ...]] = ("BySize({100: AllGather(TopK(0.2)), 1000: AllReduce(BF16())})",)
 
-    sizes: dict[int, Reducer]  # from how many elements on, which reducer
+    sizes: dict[int, Reducer] = param(doc="from how many elements on, which reducer")
 
     def __post_init__(self) -> None:
         require(self, "sizes", dict, "Write BySize({10000: ErrorFeedback(AllGather(TopK(0.01)))}).")

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import Bucket, Comm, Reducer, State, later, require, spare
-from tersegrad.wrappers.memory import refuse_memory, with_residual
+from tersegrad.core import Comm, Finish, Layout, Memory, Reducer, State, Step, Sum, Vector, param, stage
 
 
 @dataclass(frozen=True, repr=False)
-class Every(Reducer):
+class Every(Memory):
     """total = residual + gradient; in every n-th step ``inner`` sends of the total what it sends, else the mean is 0.
 
     What is not sent stays in the residual, so this is error feedback too. A silent step still sends one number, by
@@ -20,47 +19,50 @@ class Every(Reducer):
     """
 
     examples: ClassVar[tuple[str, ...]] = ("Every(AllGather(TopK(0.1)), n=2)", "Every(Dense(), n=3)")
-    remembers: ClassVar[bool] = True
 
-    inner: Reducer  # what sends
-    n: int = 2  # higher => fewer bytes, later
+    inner: Reducer = param(doc="what sends")
+    n: int = param(2, "higher => fewer bytes, later")
 
     def __post_init__(self) -> None:
-        require(self, "inner", Reducer, f"Write Every(AllGather({self.inner!r}), n=2).")
+        super().__post_init__()
         if type(self.n) is not int or self.n < 1:
             raise ValueError(f"Every(n={self.n!r}): every n-th step is sent, n being 1 or more.")
-        refuse_memory(self, self.inner)
 
-    @property
-    def conserves(self) -> bool:
-        """As ``inner``."""
-        return self.inner.conserves
+    def init(self, layout: Layout, comm: Comm) -> State:
+        """No residual yet, and no turn taken."""
+        return {"turn": 0, **super().init(layout, comm)}
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Nothing is late yet."""
-        return {"turn": 0, "residual": torch.zeros(bucket.numel), "inner": self.inner.init(bucket, comm)}
-
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """Adds up; sends when it is time."""
-        total = with_residual(x, state)
-        turn = (state["turn"] + 1) % self.n
-        if turn == 0:
-            self.inner.reduce(bucket, total, out, state["inner"], comm)
-        else:
-            poisoned = torch.tensor([0.0 if kernels.on(total).all_finite(total) else 1.0])
-            comm.all_reduce(poisoned)
-            out.fill_(torch.nan if float(poisoned) else 0.0)
-        later(state, residual=total, turn=turn)
-        if out is not x:
-            x.zero_()  # all of it is sent or remembered
+        total, turn = self._total(x, state), (state["turn"] + 1) % self.n
+        sends = turn == 0
+        rest = self.inner.start(step, total, out, state["inner"], comm) if sends else _start_silent(total, out, comm)
 
-    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
-        """The residual."""
-        residual: Tensor = state["residual"]
-        return residual
+        def finish() -> bool | None:
+            finite = rest()
+            stage(state, residual=total.total, turn=turn)
+            if out is not total.b:
+                total.b.zero_()  # all of it is sent or remembered
+            return finite
 
-    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
-        """The residual goes out."""
-        out.add_(state["residual"])
-        later(state, residual=spare(state, "residual").zero_(), turn=0)
-        self.inner.flush(bucket, out, state["inner"])
+        return finish
+
+    def clear(self, layout: Layout, state: State) -> None:
+        """Counting begins anew, too."""
+        super().clear(layout, state)
+        stage(state, turn=0)
+
+
+def _start_silent(total: Sum, out: Tensor, comm: Comm) -> Finish:
+    """Makes the total, and tells the others only whether it is finite."""
+    (finite,) = kernels.read(kernels.on(total.total).all_finite(total.add()))
+    nonfinite = torch.tensor([0.0 if finite else 1.0])
+    pending = comm.start_all_reduce(nonfinite)
+
+    def finish() -> bool:
+        pending.wait()
+        everywhere = float(nonfinite) == 0.0
+        out.fill_(0.0 if everywhere else torch.nan)
+        return everywhere
+
+    return finish

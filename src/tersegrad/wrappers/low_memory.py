@@ -1,87 +1,120 @@
 """LowMemory: error feedback whose residual is kept in few bits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tersegrad.compressors._sparse import Selective
 from tersegrad.compressors.cast import BF16
-from tersegrad.compressors.per_tensor import PerTensor
-from tersegrad.compressors.sparse import Selective
-from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Compressor, Payload, Reducer, State, later, require, scratch
-from tersegrad.wrappers.memory import refuse_memory
+from tersegrad.compressors.pertensor import PerTensor
+from tersegrad.core import (
+    Buffers,
+    Comm,
+    Compressor,
+    Finish,
+    Layout,
+    Memory,
+    Payload,
+    Reducer,
+    State,
+    Step,
+    Vector,
+    accumulate,
+    added,
+    back_buffer,
+    param,
+    require,
+    scratch,
+    stage,
+)
 
 
 @dataclass(frozen=True, repr=False)
-class LowMemory(Reducer):
+class LowMemory(Memory):
     """total = decoded(residual) + gradient; sends of the total what ``inner`` sends; residual = coded(the rest).
 
     ErrorFeedback holds two float32 buffers of a gradient's size. This holds two of what ``codec`` makes of it, 2 bytes
-    an element each with BF16() and 1 with Blockwise(), and one float32 buffer as long as the largest bucket, for all
-    buckets. The price is the codec's rounding of the residual in every step, which is lost, and two more passes.
+    an element each with BF16() and 1 with Blockwise(), and a float32 buffer as long as the largest bucket for each of the
+    one or two buckets that are under way. The price is the codec's rounding of the residual in every step, which is lost,
+    and two more passes.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
         "LowMemory(AllGather(TopK(0.1)))",
         "LowMemory(AllGather(TopK(0.1)), codec=Identity())",
     )
-    remembers: ClassVar[bool] = True
 
-    inner: Reducer  # what sends
-    codec: Compressor = field(default_factory=BF16)  # of the residual: fewer bits => less memory, more is lost
+    inner: Reducer = param(doc="what sends")
+    codec: Compressor = param(doc="of the residual: fewer bits => less memory, more is lost", factory=BF16)
 
     def __post_init__(self) -> None:
-        require(self, "inner", Reducer, f"Write LowMemory(AllGather({self.inner!r})).")
+        super().__post_init__()
         require(self, "codec", Compressor, "Write e.g. codec=BF16() or codec=Blockwise().")
-        refuse_memory(self, self.inner)
         if isinstance(self.codec, Selective | PerTensor):
             raise ValueError(
                 f"LowMemory(codec={self.codec!r}): the codec keeps all elements of one tensor at a time. "
                 "Write codec=BF16() or codec=Blockwise()."
             )
 
-    @property
-    def conserves(self) -> bool:
-        """Not what the codec rounds away."""
-        return False
+    def loses(self, workers: int) -> float:
+        """What the codec rounds away, beside what ``inner`` loses; all of it, where the codec promises nothing."""
+        error = self.codec.traits().error
+        return self.inner.loses(workers) + (1.0 if error is None else error)
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def init(self, layout: Layout, comm: Comm) -> State:
         """The code of zeros, tensor by tensor, because blocks of a code must not reach into the next tensor."""
-        codec, tensors = self.codec.init(bucket, bucket.seed), {}
-        for name, size in zip(bucket.names, bucket.sizes, strict=True):
-            payload = self.codec.encode(torch.zeros(size), codec)
-            tensors[f"tensor {name}"] = {"names": [name], "frame": payload.frame.clone()}
-        return {"tensors": tensors, "codec": codec, "inner": self.inner.init(bucket, comm)}
+        codec, tensors = self.codec.init(layout, layout.seed), {}
+        for name, size in zip(layout.names, layout.sizes, strict=True):
+            payload = self.codec.encode(torch.zeros(size, device=layout.device), codec)
+            tensors[f"tensor {name}"] = {"names": [name], **_stored(payload, payload.body.clone())}
+        return {"tensors": tensors, "codec": codec, "inner": self.inner.init(layout, comm)}
 
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
-        """As ErrorFeedback, with the total in room that all buckets share."""
-        total = comm.room(bucket.numel).copy_(x)
-        self._add_residual(bucket, total, state)
-        self.inner.reduce(bucket, total, out, state["inner"], comm)
-        for memory, part in zip(state["tensors"].values(), total.split(bucket.sizes), strict=True):
-            self._keep(memory, part, state["codec"])
-        if out is not x:
-            x.zero_()  # all of it is sent, remembered or rounded away
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
+        """As ErrorFeedback, with the total in a buffer that all buckets share."""
+        x, layout, buffers = added(x), step.layout, Buffers.of(comm)
+        buffer = buffers.borrow(layout.numel, x.device)
+        total = buffer[: layout.numel].copy_(x)
+        self._add_residual(layout, total, state)
+        finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
-    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
+        def finish() -> bool | None:
+            finite = finish_inner()
+            for memory, part in zip(state["tensors"].values(), total.split(layout.sizes), strict=True):
+                self._keep(memory, part, state["codec"])
+            buffers.give_back(buffer)
+            if out is not x:
+                x.zero_()  # all of it is sent, remembered or rounded away
+            return finite
+
+        return finish
+
+    def residual(self, layout: Layout, state: State) -> Tensor | None:
         """The residual, decoded."""
-        total = scratch(state, "waiting", bucket.numel, torch.float32, torch.device("cpu")).zero_()
-        self._add_residual(bucket, total, state)
+        total = scratch(state, "decoded", layout.numel, torch.float32, layout.device).zero_()
+        self._add_residual(layout, total, state)
         return total
 
-    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
-        """The residual goes out."""
-        self._add_residual(bucket, out, state)
-        for memory, size in zip(state["tensors"].values(), bucket.sizes, strict=True):
-            self._keep(memory, torch.zeros(size), state["codec"])
-        self.inner.flush(bucket, out, state["inner"])
+    def clear(self, layout: Layout, state: State) -> None:
+        """Stages the code of zeros."""
+        for memory, size in zip(state["tensors"].values(), layout.sizes, strict=True):
+            self._keep(memory, torch.zeros(size, device=layout.device), state["codec"])
+        self.inner.clear(layout, state["inner"])
 
-    def _add_residual(self, bucket: Bucket, total: Tensor, state: State) -> None:
-        for memory, part in zip(state["tensors"].values(), total.split(bucket.sizes), strict=True):
-            self.codec.accumulate(Payload(memory["frame"][HEADER_NBYTES:], part.numel()), part)
+    def _add_residual(self, layout: Layout, total: Tensor, state: State) -> None:
+        for memory, part in zip(state["tensors"].values(), total.split(layout.sizes), strict=True):
+            accumulate(self.codec, Payload(memory["code"], part.numel(), bytes(memory["meta"])), part)
 
     def _keep(self, memory: State, rest: Tensor, codec: State) -> None:
-        """The code of the step before last makes room for this one: two that change places, and no third."""
-        codec["_payload"] = memory.get("_spare_frame", torch.empty(0, dtype=torch.uint8))
-        later(memory, frame=self.codec.encode(rest, codec).frame)
+        """The code of the step before last is overwritten by this one: two that are swapped, and no third."""
+        payload = self.codec.encode(rest, codec)
+        code = back_buffer(memory, "code")
+        if code.numel() != payload.body.numel():
+            code = torch.empty_like(payload.body)
+        stage(memory, **_stored(payload, code.copy_(payload.body)))
+
+
+def _stored(payload: Payload, body: Tensor) -> State:
+    """A payload as a state holds it: plain numbers and tensors."""
+    return {"meta": list(payload.meta), "code": body}

@@ -2,17 +2,32 @@
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Bucket, Comm, Finish, Reducer, Spec, State, later, require
+from tersegrad.core import (
+    Comm,
+    Finish,
+    Layout,
+    Needs,
+    Reducer,
+    Spec,
+    State,
+    Step,
+    Vector,
+    Wrapper,
+    param,
+    phases,
+    stage,
+)
 
 LAWS = ("steps", "drops", "smoothness")
 
 
 @dataclass(frozen=True, repr=False)
-class Schedule(Reducer):
+class Schedule(Wrapper):
     """Runs ``inner`` with its ``field`` set anew at each step. One of three laws says to what.
 
     steps: the value from a step on; {0: 0.9, 3000: 0.0} is 0.9, and 0 from step 3000 on.
@@ -28,16 +43,14 @@ class Schedule(Reducer):
         "Schedule(AllGather(TopK(0.1)), 'ratio', smoothness=7.5)",
     )
 
-    inner: Reducer  # what is run
-    field: str  # the name of a number in ``inner``: "theta", "ratio", "alpha", ...
-    steps: dict[int, float] | None = None  # from which step on, which value
-    drops: dict[float, float] | None = None  # at which share of the highest learning rate, which value
-    smoothness: float | None = None  # the L of theta^2 = L * (learning rate); higher => drops more
+    inner: Reducer = param(doc="what is run")
+    field: str = param(doc='the name of a number in ``inner``: "theta", "ratio", "alpha", ...')
+    steps: dict[int, float] | None = param(None, "from which step on, which value")
+    drops: dict[float, float] | None = param(None, "at which share of the highest learning rate, which value")
+    smoothness: float | None = param(None, "the L of theta^2 = L * (learning rate); higher => drops more")
 
     def __post_init__(self) -> None:
-        require(
-            self, "inner", Reducer, "Write e.g. Schedule(AllGather(TopK(0.1)), 'ratio', steps={0: 0.1, 500: 0.01})."
-        )
+        super().__post_init__()
         given = [name for name in LAWS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"Schedule: give one of {', '.join(LAWS)}; {' and '.join(given) or 'none'} was given.")
@@ -62,55 +75,28 @@ class Schedule(Reducer):
                 f"{name}={{{first}: 0.9, {'3000' if name == 'steps' else '0.5'}: 0.0}}."
             )
 
-    @property
-    def conserves(self) -> bool:
-        """As ``inner``."""
-        return self.inner.conserves
+    def needs(self) -> Needs:
+        """Two of the laws follow the learning rate."""
+        return Needs(lr=self.steps is None)
 
-    @property
-    def follows_lr(self) -> bool:  # type: ignore[override]
-        """Two of the laws do."""
-        return self.steps is None
-
-    def settled(self) -> Reducer:
-        """``inner`` with the last value of a table by steps; the other laws go on for ever."""
-        return super().settled() if self.steps is None else self._inner_with(self.steps[max(self.steps)]).settled()
-
-    def init(self, bucket: Bucket, comm: Comm) -> State:
+    def init(self, layout: Layout, comm: Comm) -> State:
         """The beginning of the schedule."""
-        return {"position": 0, "highest_lr": 0.0, "inner": self.inner.init(bucket, comm)}
+        return {"position": 0, "highest_lr": 0.0, **super().init(layout, comm)}
 
-    def reduce(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> None:
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """``inner`` with the value of this step."""
-        self.start(bucket, x, out, state, comm)()
+        highest = max(state["highest_lr"], step.lr or 0.0)
+        stage(state, position=state["position"] + 1, highest_lr=highest)
+        now = self._inner_with(self.value(state["position"], step.lr, highest))
+        return now.start(step, x, out, state["inner"], comm)
 
-    def start(self, bucket: Bucket, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
-        """As far as ``inner`` gets without the others."""
-        return self._now(bucket, state).start(bucket, x, out, state["inner"], comm)
-
-    def start_sum(
-        self, bucket: Bucket, a: Tensor, b: Tensor, total: Tensor, out: Tensor, state: State, comm: Comm
-    ) -> Finish:
-        """Likewise."""
-        return self._now(bucket, state).start_sum(bucket, a, b, total, out, state["inner"], comm)
-
-    def _now(self, bucket: Bucket, state: State) -> Reducer:
-        """``inner`` as it is in this step."""
-        highest = max(state["highest_lr"], bucket.lr or 0.0)
-        later(state, position=state["position"] + 1, highest_lr=highest)
-        value = self.value(state["position"], bucket.lr, highest)
-        if state.get("_value") != value:
-            state["_value"], state["_now"] = value, self._inner_with(value)
-        now: Reducer = state["_now"]
-        return now
-
-    def waiting(self, bucket: Bucket, state: State) -> Tensor | None:
-        """``inner``'s."""
-        return self.inner.waiting(bucket, state["inner"])
-
-    def flush(self, bucket: Bucket, out: Tensor, state: State) -> None:
-        """``inner``'s."""
-        self.inner.flush(bucket, out, state["inner"])
+    def active(self, state: State | None, number: int) -> Reducer:
+        """``inner`` with the last value of a table by steps, once that is reached; the other laws go on for ever."""
+        position = number if state is None else state["position"]
+        if self.steps is None or position < max(self.steps):
+            return super().active(state, number)
+        last = self._inner_with(self.steps[max(self.steps)])
+        return last.active(state and state["inner"], number)
 
     def value(self, step: int, lr: float | None, highest: float) -> float:
         """The field's value at a step, with this learning rate and the highest one so far.
@@ -144,10 +130,27 @@ class Schedule(Reducer):
             )
         return float(found[0])
 
+    @cached_property
+    def _variants(self) -> dict[float, Reducer]:
+        return {}
+
     def _inner_with(self, value: float) -> Reducer:
+        """``inner`` with another value; the few that a table has are made once."""
+        if value in self._variants:
+            return self._variants[value]
         changed = _with(self.inner, self.field, value)
         assert isinstance(changed, Reducer)
+        if self.smoothness is None:
+            self._variants[value] = changed
         return changed
+
+
+@phases.register
+def _phases(reducer: Schedule) -> list[Reducer]:
+    """Every value of a table; both ends of a law without one."""
+    table = reducer.steps or reducer.drops
+    variants = [reducer._inner_with(value) for value in table.values()] if table else [reducer.inner]
+    return [phase for variant in variants for phase in phases(variant)]
 
 
 def _numbers(spec: Spec) -> list[str]:

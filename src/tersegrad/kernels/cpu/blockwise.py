@@ -2,68 +2,54 @@
 
 What each function computes is defined by its namesake in ``kernels.reference.blockwise``; here is only how.
 
-The numbers between two powers of two are cut into 64 cells, so small that none holds two borders of the map. A cell is
-the top bits of the float32 pattern; the low 17 bits say where in it a number is. A cell's entry has the position below
-its border in the top bits and 2^17 - border in the low ones: adding the low bits of a number carries over exactly from
-the border on. So no search is needed.
+The numbers between two powers of two are split into 64 cells, so small that none holds two borders of the map. A cell
+is the top bits of the float32 pattern; the low 17 bits say where in it a number is. A cell's entry has the position
+below its border in the top bits and 2^17 - border in the low ones: adding the low bits of a number carries over
+exactly from the border on. So no search is needed.
 """
 
 from functools import cache
-from typing import Any
 
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.qsgd import _array
-from tersegrad.kernels.reference import qsgd
-from tersegrad.kernels.reference.blockwise import ZERO, borders, check_codes, dynamic_map
+from tersegrad.kernels.cpu._arrays import ABS_MASK, INF_BITS, Bytes, Floats, Ints, array, f32, i32, u32
+from tersegrad.kernels.ops import MIN_SCALE, ZERO_CODE, check_buckets, check_byte_codes, dynamic_borders, dynamic_map
 
 __all__ = ["block_scales", "blockwise_decode_add", "blockwise_encode"]
-
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
-
-# Around every operation: Numba widens to 64 bits otherwise, which halves the vectors.
-i32: Any = np.int32
-u32: Any = np.uint32
-f32: Any = np.float32
 
 LOW_BITS = 17
 LOW = np.int32((1 << LOW_BITS) - 1)
 PART = 1024  # elements divided by the scale, then looked up
-ABS_MASK = np.int32(0x7FFFFFFF)
-INF_BITS = np.int32(0x7F800000)
-SMALLEST = np.float32(qsgd.SMALLEST)
-MIDDLE = np.int32(ZERO)
+SMALLEST = np.float32(MIN_SCALE)
+MIDDLE = np.int32(ZERO_CODE)
 
 
 def block_scales(x: Tensor, block: int, scales: Tensor) -> bool:
     """Write each block's largest element with its sign, zero below 2^-100; False if an ``x`` is not finite."""
-    qsgd.check_buckets(x.numel(), block, scales)
-    found = _array(scales, torch.float32)
-    return bool(_scales(_array(x, torch.float32).view(np.int32), block, found.view(np.int32), found))
+    check_buckets(x.numel(), block, scales)
+    found = array(scales)
+    return bool(_scales(array(x).view(np.int32), block, found.view(np.int32), found))
 
 
 def blockwise_encode(x: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
     """Write each element's code to ``out``."""
-    check_codes(x.numel(), out)
-    qsgd.check_buckets(x.numel(), block, scales)
-    vector, steps = _array(x, torch.float32), _array(scales, torch.float32)
+    check_byte_codes(x.numel(), out)
+    check_buckets(x.numel(), block, scales)
+    vector, steps = array(x), array(scales)
     table, first = _cells()
-    codes = _array(out, torch.uint8)
+    codes = array(out, torch.uint8)
     _encode(vector, vector.view(np.int32), steps, steps.view(np.int32), block, table, i32(first), codes)
 
 
 def blockwise_decode_add(data: Tensor, scales: Tensor, block: int, acc: Tensor, scale: float) -> None:
     """``acc += scale * (number * block's scale)``, the number and each product rounded to float32."""
-    check_codes(acc.numel(), data)
-    qsgd.check_buckets(acc.numel(), block, scales)
-    codes, steps = _array(data, torch.uint8), _array(scales, torch.float32)
-    _decode_add(codes, steps, block, _numbers(), _array(acc, torch.float32), f32(scale))
+    check_byte_codes(acc.numel(), data)
+    check_buckets(acc.numel(), block, scales)
+    codes, steps = array(data, torch.uint8), array(scales)
+    _decode_add(codes, steps, block, _numbers(), array(acc), f32(scale))
 
 
 @cache
@@ -78,7 +64,7 @@ def _cells() -> tuple[Ints, int]:
     A cell without a border has none that is reached. The first cell stands for everything below, the last, from one on,
     for all above.
     """
-    patterns = borders().numpy().view(np.int32).astype(np.int64)
+    patterns = dynamic_borders().numpy().view(np.int32).astype(np.int64)
     first, last = int(patterns[0] >> LOW_BITS) - 1, 0x3F800000 >> LOW_BITS
     starts = np.arange(first, last + 1) << LOW_BITS
     below = np.searchsorted(patterns, starts, side="left")  # borders before the cell

@@ -2,29 +2,21 @@
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
-from tersegrad.kernels.reference import checksum as reference
-from tersegrad.kernels.reference.checksum import STRIPE, check_bytes
+from tersegrad.kernels.cpu._arrays import Bytes, array
+from tersegrad.kernels.ops import STRIPE, XXH_PRIMES, check_bytes
 
 __all__ = ["xxh64"]
 
-Bytes = NDArray[np.uint8]
-
-PRIME_1 = np.uint64(reference.PRIME_1)
-PRIME_2 = np.uint64(reference.PRIME_2)
-PRIME_3 = np.uint64(reference.PRIME_3)
-PRIME_4 = np.uint64(reference.PRIME_4)
-PRIME_5 = np.uint64(reference.PRIME_5)
+PRIME_1, PRIME_2, PRIME_3, PRIME_4, PRIME_5 = map(np.uint64, XXH_PRIMES)
 
 
 def xxh64(data: Tensor, seed: int = 0) -> int:
     """The XXH64 checksum of a one-dimensional, contiguous uint8 tensor, in [0, 2^64)."""
     check_bytes(data, seed)
-    if not data.is_contiguous() or data.device.type != "cpu":
-        raise TypeError(f"a CPU kernel takes contiguous bytes, got strides {data.stride()} on {data.device}")
-    return int(_xxh64(data.detach().numpy(), np.uint64(seed)))
+    return int(_xxh64(array(data, torch.uint8), np.uint64(seed)))
 
 
 @numba.njit(nogil=True, cache=True)

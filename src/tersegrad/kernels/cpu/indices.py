@@ -9,12 +9,14 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import types
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.reference.indices import (
+from tersegrad.kernels.cpu._arrays import Bytes, Ints, array, u32, u64
+from tersegrad.kernels.cpu._intrinsics import float_pattern, leading_zeros, ones, trailing_zeros
+from tersegrad.kernels.cpu._packing import load_word, store_word
+from tersegrad.kernels.ops import (
     BLOCK,
     COUNT,
     CUT,
@@ -33,8 +35,6 @@ from tersegrad.kernels.reference.indices import (
 
 __all__ = ["bitmap_decode", "bitmap_encode", "gap_decode", "gap_encode", "gap_plan"]
 
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int32]
 Gaps = NDArray[np.uint32]
 
 KNEE = KNEES[1]  # the other one is 0
@@ -43,103 +43,42 @@ BEYOND = 32  # zero bytes behind the data: the last code may end 4 later, 8 may 
 # Numba computes in 64 bits unless told otherwise at every step, and makes a float of a sum of int64 and
 # uint64. Hence u32, which keeps eight lanes in a vector register, and u64, as words combine only with words
 # and an index that cannot be negative is not tested for it.
-u32: Any = np.uint32
-u64: Any = np.uint64
 i64: Any = np.int64
 
 
 def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
     """Choose the header of each block; return the bits to write, or -1 if this is no support."""
-    return int(_gap_plan(indices.numpy(), universe, headers.numpy()))
+    return int(_gap_plan(array(indices, torch.int32), universe, array(headers, torch.uint8)))
 
 
 def gap_encode(indices: Tensor, headers: Tensor, out: Tensor) -> None:
     """Write the gap code of ``indices`` into ``out``, which has exactly the bytes that were planned."""
-    _gap_encode(indices.numpy(), headers.numpy(), out.numpy())
+    _gap_encode(array(indices, torch.int32), array(headers, torch.uint8), array(out, torch.uint8))
 
 
 def gap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
     """Read ``len(out)`` indices; return what was found and where."""
-    found, where = _gap_decode(data.numpy(), universe, out.numpy())
+    found, where = _gap_decode(array(data, torch.uint8), universe, array(out, torch.int32))
     return int(found), int(where)
 
 
 def bitmap_encode(indices: Tensor, out: Tensor) -> None:
     """Bit i of ``out`` says whether i is among ``indices``."""
-    _bitmap_encode(indices.numpy(), out.numpy())
+    _bitmap_encode(array(indices, torch.int32), array(out, torch.uint8))
 
 
 def bitmap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
     """The positions of the ``len(out)`` bits set in ``data``; return what was found and where."""
-    found, where = _bitmap_decode(data.numpy(), universe, out.numpy())
+    found, where = _bitmap_decode(array(data, torch.uint8), universe, array(out, torch.int32))
     return int(found), int(where)
 
 
-# --- single instructions
-
-_intrinsic: Any = numba.extending.intrinsic  # as Numba types it, callers would have to pass ``typing``
-
-
-@_intrinsic
-def _trailing_zeros(typing: Any, word: Any) -> Any:
-    """Zeros below the lowest one; 64 for 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), generate
-
-
-@_intrinsic
-def _leading_zeros(typing: Any, word: Any) -> Any:
-    """Zeros above the highest one; 64 for 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), generate
-
-
-@_intrinsic
-def _ones(typing: Any, word: Any) -> Any:
-    """How many bits are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), generate
-
-
-@_intrinsic
-def _float_bits(typing: Any, number: Any) -> Any:
-    """The bits of a number below 2**31 as a float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.sitofp(args[0], ir.FloatType()), ir.IntType(32))
-
-    return types.uint32(types.uint32), generate
+# --- planning
 
 
 @numba.njit(nogil=True, cache=True)
 def _floor_log2(number: int) -> Any:
-    return 63 - _leading_zeros(u64(number))
-
-
-@numba.njit(nogil=True, cache=True, forceinline=True)
-def _load(data: Bytes, at: int) -> Any:
-    word = u64(0)
-    for i in range(8):  # becomes one instruction on little-endian machines
-        word |= u64(data[u64(at) + u64(i)]) << u64(8 * i)
-    return word
-
-
-@numba.njit(nogil=True, cache=True, forceinline=True)
-def _store(out: Bytes, at: int, word: Any) -> None:
-    for i in range(8):  # becomes one instruction on little-endian machines
-        out[u64(at) + u64(i)] = (word >> u64(8 * i)) & u64(255)
-
-
-# --- planning
+    return 63 - leading_zeros(u64(number))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -201,7 +140,7 @@ def _code_bits(gaps: Gaps, exponent: int, knee: int) -> Any:
         quotient = u32(gaps[i] >> b)
         steps = min(quotient, most)
         left = u32(u32(quotient - steps) + one)
-        doublings = u32(u32(_float_bits(u32(left & ~u32(left >> one))) >> u32(23)) - u32(127))
+        doublings = u32(u32(float_pattern(u32(left & ~u32(left >> one))) >> u32(23)) - u32(127))
         total = u32(total + u32(steps + u32(doublings << one)))
     return i64(total) + len(gaps) * (exponent + 1)
 
@@ -243,7 +182,7 @@ def _put(out: Bytes, word: Any, used: int, at: int, code: Any, width: int) -> tu
     word |= code << u64(used)
     if used + width < 64:
         return word, used + width, at
-    _store(out, at, word)
+    store_word(out, at, word)
     word = (code >> u64(1)) >> u64(63 - used)  # in two shifts, as there is none by 64
     return word, used + width - 64, at + 8
 
@@ -278,7 +217,7 @@ def _gap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
         # nor for the end of the universe, as indices only grow.
         for i in range(start, min(start + BLOCK, len(out))):
             word, ready, at = _refill(padded, word, ready, at)
-            zeros = _trailing_zeros(word)
+            zeros = trailing_zeros(word)
             doublings = max(zeros - knee, 0)
             width = exponent + doublings
             if width > MAX_WIDTH:
@@ -313,7 +252,7 @@ def _padded(data: Bytes) -> Bytes:
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def _refill(data: Bytes, word: Any, ready: int, at: int) -> tuple[Any, int, int]:
     """Have 56 bits or more ready. Some bits above those ready may be there already: or-ing keeps them."""
-    return word | (_load(data, at) << u64(ready)), ready | 56, at + ((63 - ready) >> 3)
+    return word | (load_word(data, at) << u64(ready)), ready | 56, at + ((63 - ready) >> 3)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -333,14 +272,14 @@ def _bitmap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
     whole = len(data) & ~7
     count = 0
     for at in range(0, whole, 8):
-        count += _ones(_load(data, at))
+        count += ones(load_word(data, at))
     for at in range(whole, len(data)):
-        count += _ones(u64(data[at]))
+        count += ones(u64(data[at]))
     if count != len(out):
         return COUNT, count
     i = 0
     for at in range(0, whole, 8):
-        i = _positions(_load(data, at), 8 * at, out, i)
+        i = _positions(load_word(data, at), 8 * at, out, i)
     for at in range(whole, len(data)):
         i = _positions(u64(data[at]), 8 * at, out, i)
     return FINE, 0
@@ -350,7 +289,7 @@ def _bitmap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
 def _positions(word: Any, base: int, out: Ints, i: int) -> int:
     """Append the positions of the bits set in ``word``, which begins at bit ``base``."""
     while word:
-        out[i] = base + _trailing_zeros(word)
+        out[i] = base + trailing_zeros(word)
         word &= word - u64(1)
         i += 1
     return i

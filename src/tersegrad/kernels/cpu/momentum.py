@@ -3,23 +3,17 @@
 What each function computes is defined by its namesake in ``kernels.reference.momentum``; here is only how.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.select import _array
-from tersegrad.kernels.reference import momentum as reference
-from tersegrad.kernels.reference.momentum import check_lengths
+from tersegrad.kernels import ops
+from tersegrad.kernels.cpu._arrays import Floats, array, f32
+from tersegrad.kernels.ops import check_lengths
 
 __all__ = ["add_momentum", "mask_sent"]
 
-Floats = NDArray[np.float32]
-
-f32: Any = np.float32
-SENT = np.float32(reference.SENT)
+SENT = np.float32(ops.SENT)
 
 
 def add_momentum(
@@ -34,8 +28,8 @@ def add_momentum(
     """``next_velocity = momentum * velocity + gradient`` and ``total = residual + increment``."""
     check_lengths(gradient, velocity, residual, next_velocity, total)
     kernel = _add_nesterov if nesterov else _add
-    before = _array(gradient), _array(velocity), _array(residual)
-    kernel(*before, f32(momentum), _array(next_velocity), _array(total))
+    before = array(gradient), array(velocity), array(residual)
+    kernel(*before, f32(momentum), array(next_velocity), array(total))
 
 
 def mask_sent(
@@ -44,9 +38,9 @@ def mask_sent(
     """``next_velocity = 0`` wherever more than 2^-20 of the total was taken away."""
     check_lengths(velocity, residual, rest, next_velocity)
     if nesterov:
-        _mask_nesterov(_array(velocity), _array(residual), _array(rest), f32(momentum), _array(next_velocity))
+        _mask_nesterov(array(velocity), array(residual), array(rest), f32(momentum), array(next_velocity))
     else:
-        _mask(_array(residual), _array(rest), _array(next_velocity))
+        _mask(array(residual), array(rest), array(next_velocity))
 
 
 @numba.njit(nogil=True, cache=True)

@@ -3,51 +3,36 @@
 What each function computes is defined by its namesake in ``kernels.reference.natural``; here is only how.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.qsgd import _array, _uniform
-from tersegrad.kernels.cpu.signs import add_signed_32, pack_stretch
-from tersegrad.kernels.reference.natural import NORMAL_BITS, TOP, check_natural
-from tersegrad.kernels.reference.qsgd import split_key
-from tersegrad.kernels.reference.signs import LANES
+from tersegrad.kernels.cpu._arrays import ABS_MASK, INF_BITS, Bytes, Floats, Ints, array, f32, i32, u32
+from tersegrad.kernels.cpu._hashing import halves, uniform
+from tersegrad.kernels.cpu._sign_bits import add_signed_32, pack_slice
+from tersegrad.kernels.ops import LANES, NORMAL_BITS, TOP_EXPONENT, check_natural
 
 __all__ = ["natural_decode_add", "natural_encode"]
 
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
-
-# Around every operation: Numba widens to 64 bits otherwise, which halves the vectors.
-i32: Any = np.int32
-u32: Any = np.uint32
-f32: Any = np.float32
-
 BLOCK = 1024  # elements whose exponents, then signs are looked at
-ABS_MASK = np.int32(0x7FFFFFFF)
-INF_BITS = np.int32(0x7F800000)
 NORMAL = np.int32(NORMAL_BITS)
-MOST = np.int32(TOP)
+TOP = np.int32(TOP_EXPONENT)
 
 
 def natural_encode(x: Tensor, key: int, out: Tensor) -> bool:
     """Write exponents and signs to ``out``, which has exactly their bytes; False if an ``x`` is not finite."""
     check_natural(x.numel(), out)
-    low, high = (u32(half) for half in split_key(key))
-    patterns, data = _array(x, torch.float32).view(np.int32), _array(out, torch.uint8)
+    low, high = halves(key)
+    patterns, data = array(x, torch.float32).view(np.int32), array(out, torch.uint8)
     return bool(_encode(patterns, low, high, data[: x.numel()], data[x.numel() :]) < INF_BITS)
 
 
 def natural_decode_add(data: Tensor, acc: Tensor, scale: float) -> None:
     """``acc += scale * value``, the product rounded to float32; an exponent above 254 is read as 254."""
     check_natural(acc.numel(), data)
-    packed = _array(data, torch.uint8)
-    _decode_add(packed[: acc.numel()], packed[acc.numel() :], _array(acc, torch.float32), f32(scale))
+    packed = array(data, torch.uint8)
+    _decode_add(packed[: acc.numel()], packed[acc.numel() :], array(acc, torch.float32), f32(scale))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -59,10 +44,10 @@ def _encode(patterns: Ints, low: np.uint32, high: np.uint32, exponents: Bytes, s
         for i in range(part.size):
             magnitude = i32(part[i] & ABS_MASK)
             largest = max(largest, magnitude)
-            raised = i32(magnitude + i32(_uniform(u32(first + u32(i)), low, high) >> i32(1)))
-            field = min(i32(raised >> i32(23)), MOST)
+            raised = i32(magnitude + i32(uniform(u32(first + u32(i)), low, high) >> i32(1)))
+            field = min(i32(raised >> i32(23)), TOP)
             fields[i] = np.uint8(field if magnitude >= NORMAL else i32(0))
-        pack_stretch(patterns, start, stop, signs)
+        pack_slice(patterns, start, stop, signs)
     return largest
 
 
@@ -76,7 +61,7 @@ def _decode_add(exponents: Bytes, signs: Bytes, acc: Floats, scale: np.float32) 
         stop = min(start + BLOCK, n)
         part = exponents[start:stop]
         for i in range(part.size):
-            patterns[i] = i32(min(i32(part[i]), MOST) << i32(23))
+            patterns[i] = i32(min(i32(part[i]), TOP) << i32(23))
         for i in range(part.size):
             scaled[i] = scale * values[i]
         at = start

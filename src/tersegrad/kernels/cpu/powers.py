@@ -6,29 +6,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.select import _array, _bits
-from tersegrad.kernels.reference.powers import DEEPEST, FAINT, NOTHING, check_groups
+from tersegrad.kernels.cpu._arrays import Bytes, Ints, array, patterns
+from tersegrad.kernels.ops import DEEPEST, FAINT, NOTHING, check_power_groups
 
 __all__ = ["power_decode", "power_encode"]
-
-Ints = NDArray[np.int32]
 
 
 def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tensor) -> int:
     """Exponents of the groups and codes of the values; returns how many are faint (see ``reference``)."""
-    check_groups(values.numel(), groups, exponents, codes)
-    arrays = _array(groups, torch.int32), _array(exponents, torch.int8), _array(codes, torch.uint8)
-    return int(_encode(_bits(values), *arrays))
+    check_power_groups(values.numel(), groups, exponents, codes)
+    arrays = array(groups, torch.int32), array(exponents, torch.int8), array(codes, torch.uint8)
+    return int(_encode(patterns(values), *arrays))
 
 
 def power_decode(codes: Tensor, groups: Tensor, exponents: Tensor, values: Tensor) -> None:
     """Values of codes (see ``reference``)."""
-    check_groups(values.numel(), groups, exponents, codes)
-    _decode(_array(codes, torch.uint8), _array(groups, torch.int32), _array(exponents, torch.int8), _bits(values))
+    check_power_groups(values.numel(), groups, exponents, codes)
+    _decode(array(codes, torch.uint8), array(groups, torch.int32), array(exponents, torch.int8), patterns(values))
 
 
 @numba.njit(nogil=True, cache=True)
-def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: NDArray[np.uint8]) -> int:
+def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: Bytes) -> int:
     faint, start = 0, 0
     for g in range(groups.size):
         end = start + int(groups[g])
@@ -54,7 +52,7 @@ def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: NDArra
 
 
 @numba.njit(nogil=True, cache=True)
-def _decode(codes: NDArray[np.uint8], groups: Ints, exponents: NDArray[np.int8], bits: Ints) -> None:
+def _decode(codes: Bytes, groups: Ints, exponents: NDArray[np.int8], bits: Ints) -> None:
     start = 0
     for g in range(groups.size):
         end = start + int(groups[g])

@@ -1,4 +1,4 @@
-"""A convolution's gradient in an order that can be cut into slices, and back (Numba, one core).
+"""A convolution's gradient in an order that can be split into slices, and back (Numba, one core).
 
 What each function computes is defined by its namesake in ``kernels.reference.slices``; here is only how. Transpositions
 go by tiles that fit the first cache, because rows that are powers of two apart would push each other out of it.
@@ -6,12 +6,12 @@ go by tiles that fit the first cache, because rows that are powers of two apart 
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.reference.slices import check_slices
+from tersegrad.kernels.cpu._arrays import Floats, array
+from tersegrad.kernels.ops import check_slices
 
-Floats = NDArray[np.float32]
+__all__ = ["from_slices", "to_slices"]
 
 TILE_FILTERS = 64
 TILE_WIDTH = 72  # elements of one filter in a tile
@@ -22,9 +22,9 @@ def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: 
     check_slices(x, slices, filters, positions, run)
     depth = x.numel() // (filters * positions * run)
     if run > 1:
-        _runs_to_slices(x.numpy(), slices.numpy(), filters, depth, run)
+        _runs_to_slices(array(x), array(slices), filters, depth, run)
     else:
-        _to_slices(x.numpy(), slices.numpy(), filters, depth, positions)
+        _to_slices(array(x), array(slices), filters, depth, positions)
 
 
 def from_slices(
@@ -35,9 +35,9 @@ def from_slices(
     check_slices(x, mean, filters, positions, run)
     depth = x.numel() // (filters * positions * run)
     if run > 1:
-        _runs_from_slices(slices.numpy(), mean.numpy(), x.numpy(), filters, depth, run, subtract)
+        _runs_from_slices(array(slices), array(mean), array(x), filters, depth, run, subtract)
     else:
-        _from_slices(slices.numpy(), mean.numpy(), x.numpy(), filters, depth, positions, subtract)
+        _from_slices(array(slices), array(mean), array(x), filters, depth, positions, subtract)
 
 
 @numba.njit(nogil=True, cache=True)

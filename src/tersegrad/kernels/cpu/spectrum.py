@@ -6,17 +6,13 @@ What each function computes is defined by its namesake in ``kernels.reference.sp
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.select import _array, _float32, _in_range
-from tersegrad.kernels.reference.select import check_indices
-from tersegrad.kernels.reference.spectrum import ROOT_2, ROOT_HALF, check_fold, check_pair_indices
+from tersegrad.kernels.cpu._arrays import Floats, Ints, array, float32
+from tersegrad.kernels.cpu._bounds import in_range
+from tersegrad.kernels.ops import ROOT_2, ROOT_HALF, check_fold, check_indices, check_pair_indices
 
 __all__ = ["fold", "gather_pairs", "scatter_add_pairs", "unfold"]
-
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
 
 _ROOT_2, _ROOT_HALF = np.float32(ROOT_2), np.float32(ROOT_HALF)
 
@@ -25,26 +21,26 @@ def fold(half: Tensor, bins: Tensor, magnitudes: Tensor) -> None:
     """Half spectra to bins and magnitudes, in one pass."""
     check_fold(half, bins, magnitudes)
     pieces, count = half.shape[0], half.shape[1] - 1
-    _fold(_rows(half), _array(bins).reshape(pieces, 2 * count), _array(magnitudes).reshape(pieces, count))
+    _fold(_rows(half), array(bins).reshape(pieces, 2 * count), array(magnitudes).reshape(pieces, count))
 
 
 def unfold(bins: Tensor, half: Tensor) -> None:
     """Bins back to half spectra."""
     check_fold(half, bins)
-    _unfold(_array(bins).reshape(half.shape[0], 2 * half.shape[1] - 2), _rows(half))
+    _unfold(array(bins).reshape(half.shape[0], 2 * half.shape[1] - 2), _rows(half))
 
 
 def gather_pairs(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
     """``values[2i], values[2i + 1] = `` pair number ``indices[i]``; IndexError if there is no such pair."""
     check_pair_indices(pairs, indices, values)
-    if not _gather_pairs(_array(pairs), _array(indices, torch.int32), _array(values)):
+    if not _gather_pairs(array(pairs), array(indices, torch.int32), array(values)):
         check_indices(indices, pairs.numel() // 2)
 
 
 def scatter_add_pairs(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> None:
     """Adds ``scale`` times a pair of values to each of these pairs; IndexError before any write."""
     check_pair_indices(acc, indices, values)
-    if not _scatter_add_pairs(_array(acc), _array(indices, torch.int32), _array(values), _float32(scale)):
+    if not _scatter_add_pairs(array(acc), array(indices, torch.int32), array(values), float32(scale)):
         check_indices(indices, acc.numel() // 2)
 
 
@@ -52,7 +48,7 @@ def _rows(half: Tensor) -> Floats:
     """The memory of complex rows, as real and imaginary parts in turn."""
     if not half.is_contiguous():
         raise TypeError(f"half spectra must be contiguous; strides are {half.stride()}")
-    return _array(torch.view_as_real(half).view(-1)).reshape(half.shape[0], 2 * half.shape[1])
+    return array(torch.view_as_real(half).view(-1)).reshape(half.shape[0], 2 * half.shape[1])
 
 
 # Rows are indexed as rows: an offset that is added to the index would have to be tested for its sign, and is no vector.
@@ -83,7 +79,7 @@ def _unfold(bins: Floats, half: Floats) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _gather_pairs(pairs: Floats, indices: Ints, values: Floats) -> bool:
-    if not _in_range(indices, pairs.size // 2):
+    if not in_range(indices, pairs.size // 2):
         return False
     for i in range(indices.size):
         place = 2 * np.uint64(np.uint32(indices[i]))
@@ -93,7 +89,7 @@ def _gather_pairs(pairs: Floats, indices: Ints, values: Floats) -> bool:
 
 @numba.njit(nogil=True, cache=True)
 def _scatter_add_pairs(acc: Floats, indices: Ints, values: Floats, scale: np.float32) -> bool:
-    if not _in_range(indices, acc.size // 2):
+    if not in_range(indices, acc.size // 2):
         return False
     for i in range(indices.size):
         place = 2 * np.uint64(np.uint32(indices[i]))

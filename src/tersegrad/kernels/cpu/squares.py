@@ -9,26 +9,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.select import _array
-from tersegrad.kernels.reference.squares import check_rows, check_tokens
+from tersegrad.kernels.cpu._arrays import Floats, array
+from tersegrad.kernels.ops import check_rows, check_tokens
 
 __all__ = ["add_squares", "add_token_squares"]
 
-Floats = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 
 
 def add_squares(sums: Tensor, gradients: Tensor) -> None:
     """``sums += sum over rows of row * row``."""
     check_rows(sums, gradients)
-    _add_squares(_array(sums), _array(gradients))
+    _add_squares(array(sums), array(gradients))
 
 
 def add_token_squares(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int, skip: int) -> None:
     """The same for an embedding: a text's rows of the same word are summed first."""
     width = check_tokens(sums, tokens, deltas, samples)
     if tokens.numel():
-        _add_token_squares(_array(sums), _array(tokens, torch.int64), _array(deltas), samples, skip, width)
+        _add_token_squares(array(sums), array(tokens, torch.int64), array(deltas), samples, skip, width)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -8,56 +8,46 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tersegrad.kernels.cpu.qsgd import _array, _uniform
-from tersegrad.kernels.reference import qsgd
-from tersegrad.kernels.reference.ternary import BYTES, DIGITS, MOST, check_ternary, refusal
+from tersegrad.kernels.cpu._arrays import ABS_MASK, INF_BITS, Bytes, Floats, Ints, array, f32, i32, u32
+from tersegrad.kernels.cpu._hashing import CHANCES, halves, uniform
+from tersegrad.kernels.ops import MIN_SCALE, TERNARY_MAX_BYTE, check_buckets, check_ternary, ternary_refusal
+from tersegrad.kernels.ops import TERNARY_BYTES as BYTES
+from tersegrad.kernels.ops import TERNARY_DIGITS as DIGITS
 
 __all__ = ["ternary_decode_add", "ternary_encode", "ternary_scales"]
 
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
-
-# Around every operation: Numba widens to 64 bits otherwise, which halves the vectors.
-i32: Any = np.int32
-u32: Any = np.uint32
 u16: Any = np.uint16
-f32: Any = np.float32
 
 BLOCK = DIGITS * BYTES  # elements packed at a time
-ABS_MASK = np.int32(0x7FFFFFFF)
-INF_BITS = np.int32(0x7F800000)
-SMALLEST = np.float64(qsgd.SMALLEST)
-CHANCES = np.float32(2.0**qsgd.UNIFORM_BITS)
+SMALLEST = np.float64(MIN_SCALE)
 
 
 def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> bool:
     """Write each group's largest magnitude, but at most ``clip`` times its root mean square; False if not finite."""
-    qsgd.check_buckets(x.numel(), bucket, scales)
-    vector = _array(x, torch.float32)
-    return bool(_scales(vector, vector.view(np.int32), bucket, float(clip), _array(scales, torch.float32)))
+    check_buckets(x.numel(), bucket, scales)
+    vector = array(x)
+    return bool(_scales(vector, vector.view(np.int32), bucket, float(clip), array(scales)))
 
 
 def ternary_encode(x: Tensor, scales: Tensor, bucket: int, key: int, out: Tensor) -> None:
     """Write the packed digits to ``out``, which has exactly their bytes."""
-    qsgd.check_buckets(x.numel(), bucket, scales)
+    check_buckets(x.numel(), bucket, scales)
     check_ternary(x.numel(), out)
-    low, high = (u32(half) for half in qsgd.split_key(key))
-    vector, steps = _array(x, torch.float32), _array(scales, torch.float32)
-    _encode(vector, vector.view(np.int32), steps, bucket, low, high, _array(out, torch.uint8))
+    low, high = halves(key)
+    vector, steps = array(x), array(scales)
+    _encode(vector, vector.view(np.int32), steps, bucket, low, high, array(out, torch.uint8))
 
 
 def ternary_decode_add(data: Tensor, scales: Tensor, bucket: int, acc: Tensor, scale: float) -> None:
     """``acc += (digit - 1) * (scale * s)``, the product rounded to float32; ValueError if a byte is above 242."""
-    qsgd.check_buckets(acc.numel(), bucket, scales)
+    check_buckets(acc.numel(), bucket, scales)
     check_ternary(acc.numel(), data)
-    packed = _array(data, torch.uint8)
-    if (largest := int(_largest(packed))) > MOST:
-        raise refusal(largest)
-    _decode_add(packed, _array(scales, torch.float32), bucket, _array(acc, torch.float32), f32(scale))
+    packed = array(data, torch.uint8)
+    if (largest := int(_largest(packed))) > TERNARY_MAX_BYTE:
+        raise ternary_refusal(largest)
+    _decode_add(packed, array(scales), bucket, array(acc), f32(scale))
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -99,7 +89,7 @@ def _encode(
             part, signs, codes, first = x[at:end], patterns[at:end], digits[at - start : end - start], u32(at)
             factor = CHANCES / scales[g] if scales[g] > f32(0) else f32(0)
             for i in range(part.size):
-                draw = f32(_uniform(u32(first + u32(i)), low, high))
+                draw = f32(uniform(u32(first + u32(i)), low, high))
                 way = i32(i32(signs[i] >> i32(31)) | i32(1))  # -1 or 1
                 codes[i] = np.uint8(i32(i32(1) + (way if draw < abs(part[i]) * factor else i32(0))))
             at = end

@@ -1,90 +1,25 @@
 """What every kernel computes, in plain torch and Python: slow, readable, on any device."""
 
-from tersegrad.kernels.reference.add import add_scaled
-from tersegrad.kernels.reference.add_select import add_top_k
-from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
-from tersegrad.kernels.reference.blockwise import block_scales, blockwise_decode_add, blockwise_encode
-from tersegrad.kernels.reference.checksum import xxh64
-from tersegrad.kernels.reference.draw import stratified
-from tersegrad.kernels.reference.indices import bitmap_decode, bitmap_encode, gap_decode, gap_encode, gap_plan
-from tersegrad.kernels.reference.momentum import add_momentum, mask_sent
-from tersegrad.kernels.reference.natural import natural_decode_add, natural_encode
-from tersegrad.kernels.reference.powers import power_decode, power_encode
-from tersegrad.kernels.reference.qsgd import bucket_scales, qsgd_decode_add, qsgd_encode, quantise
-from tersegrad.kernels.reference.range_float import abs_max, range_decode_add, range_encode
-from tersegrad.kernels.reference.scatter import scatter_sum
-from tersegrad.kernels.reference.select import (
-    above,
-    abs_log_sum,
-    abs_sums,
-    all_finite,
-    gather,
-    scatter_add,
-    top_k,
-    top_k_capacity,
-)
-from tersegrad.kernels.reference.signs import break_ties, one_bit_encode, scaled_sign_encode, signs_decode_add
-from tersegrad.kernels.reference.slices import from_slices, to_slices
-from tersegrad.kernels.reference.spectrum import fold, gather_pairs, scatter_add_pairs, unfold
-from tersegrad.kernels.reference.squares import add_squares, add_token_squares
-from tersegrad.kernels.reference.ternary import ternary_decode_add, ternary_encode, ternary_scales
-from tersegrad.kernels.reference.totals import count_above, moments
-from tersegrad.kernels.reference.variance import unambiguous
-
-__all__ = [
-    "above",
-    "abs_log_sum",
-    "abs_max",
-    "abs_sums",
-    "add_momentum",
-    "add_scaled",
-    "add_squares",
-    "add_token_squares",
-    "add_top_k",
-    "all_finite",
-    "bitmap_decode",
-    "bitmap_encode",
-    "block_scales",
-    "blockwise_decode_add",
-    "blockwise_encode",
-    "break_ties",
-    "bucket_scales",
-    "count_above",
-    "fold",
-    "from_slices",
-    "gap_decode",
-    "gap_encode",
-    "gap_plan",
-    "gather",
-    "gather_pairs",
-    "mask_sent",
-    "moments",
-    "natural_decode_add",
-    "natural_encode",
-    "one_bit_encode",
-    "pack_bits",
-    "packed_nbytes",
-    "power_decode",
-    "power_encode",
-    "qsgd_decode_add",
-    "qsgd_encode",
-    "quantise",
-    "range_decode_add",
-    "range_encode",
-    "scaled_sign_encode",
-    "scatter_add",
-    "scatter_add_pairs",
-    "scatter_sum",
-    "signs_decode_add",
-    "stratified",
-    "ternary_decode_add",
-    "ternary_encode",
-    "ternary_scales",
-    "to_slices",
-    "top_k",
-    "top_k_capacity",
-    "unambiguous",
-    "unfold",
-    "unpack_bits",
-    "xxh64",
-]
+# ruff: noqa: F403
+from tersegrad.kernels.reference.add import *
+from tersegrad.kernels.reference.bits import *
+from tersegrad.kernels.reference.blockwise import *
+from tersegrad.kernels.reference.checksum import *
+from tersegrad.kernels.reference.gather import *
+from tersegrad.kernels.reference.indices import *
+from tersegrad.kernels.reference.moments import *
+from tersegrad.kernels.reference.momentum import *
+from tersegrad.kernels.reference.natural import *
+from tersegrad.kernels.reference.powers import *
+from tersegrad.kernels.reference.qsgd import *
+from tersegrad.kernels.reference.range_float import *
+from tersegrad.kernels.reference.sampling import *
+from tersegrad.kernels.reference.select import *
+from tersegrad.kernels.reference.signs import *
+from tersegrad.kernels.reference.slices import *
+from tersegrad.kernels.reference.sparse_sum import *
+from tersegrad.kernels.reference.spectrum import *
+from tersegrad.kernels.reference.squares import *
+from tersegrad.kernels.reference.ternary import *
+from tersegrad.kernels.reference.topk_of_sum import *
+from tersegrad.kernels.reference.variance import *

@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor
 
+from tersegrad.kernels.ops import check_add
+
+__all__ = ["add_scaled"]
+
 
 def add_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
     """``out = a + scale * b``; whether the product is rounded before it is added is the processor's affair.
@@ -16,9 +20,3 @@ def add_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
     """
     check_add(a, b, out)
     torch.add(a, b, alpha=scale, out=out)
-
-
-def check_add(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Refuses vectors of different lengths."""
-    if not a.numel() == b.numel() == out.numel():
-        raise ValueError(f"vectors of {a.numel()} and {b.numel()} elements, and their sum of {out.numel()}")

@@ -7,18 +7,10 @@ byte j // 8. So n codes take ceil(n * N / 8) bytes, and eight of them exactly N.
 import torch
 from torch import Tensor
 
-MAX_BITS = 16  # of one code
+from tersegrad.kernels.ops import check_packed
+from tersegrad.kernels.ops import packed_nbytes as packed_nbytes
 
-
-def packed_nbytes(count: int, bits: int) -> int:
-    """Bytes of ``count`` codes of ``bits`` bits each.
-
-    >>> packed_nbytes(5, 3), packed_nbytes(8, 10), packed_nbytes(0, 7)
-    (2, 10, 0)
-    """
-    if not 1 <= bits <= MAX_BITS:
-        raise ValueError(f"a code has 1 to {MAX_BITS} bits, not {bits}")
-    return -(-count * bits // 8)
+__all__ = ["pack_bits", "packed_nbytes", "unpack_bits"]
 
 
 def pack_bits(codes: Tensor, bits: int, out: Tensor) -> None:
@@ -48,13 +40,3 @@ def unpack_bits(data: Tensor, bits: int, codes: Tensor) -> None:
     ones = (data.to(torch.int32).unsqueeze(1) >> torch.arange(8, device=data.device) & 1).flatten()
     table = ones[: codes.numel() * bits].view(-1, bits)
     codes.copy_((table << torch.arange(bits, device=data.device)).sum(1))
-
-
-def check_packed(codes: Tensor, bits: int, data: Tensor) -> None:
-    """Raise unless ``codes`` can hold the codes and ``data`` has exactly their bytes."""
-    nbytes = packed_nbytes(codes.numel(), bits)
-    if codes.dtype != torch.int32 and (codes.dtype != torch.uint8 or bits > 8):
-        allowed = "int32 or uint8" if bits <= 8 else "int32"
-        raise TypeError(f"codes of {bits} bits are {allowed}, not {codes.dtype}")
-    if data.numel() != nbytes:
-        raise ValueError(f"{codes.numel()} codes of {bits} bits take {nbytes} bytes, not {data.numel()}")

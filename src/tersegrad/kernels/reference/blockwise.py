@@ -18,39 +18,24 @@ and a magnitude on the border goes up. The code is the position in the sorted ma
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.reference.qsgd import SMALLEST, check_buckets
+from tersegrad.kernels.ops import (
+    MIN_SCALE,
+    ZERO_CODE,
+    Answer,
+    check_buckets,
+    check_byte_codes,
+    dynamic_borders,
+    dynamic_map,
+)
 
-ZERO = 127  # the code of zero; that of one is 255
-
-
-def dynamic_map() -> Tensor:
-    """The 256 numbers, ascending, in float64.
-
-    >>> values = dynamic_map()
-    >>> values.numel(), values[127].item(), values[255].item(), round(values[254].item(), 6), round(values[0].item(), 6)
-    (256, 0.0, 1.0, 0.992969, -0.992969)
-    """
-    magnitudes = []
-    for zeros in range(6, -1, -1):
-        parts = 1 << 6 - zeros
-        middles = 0.1 + 0.9 * (torch.arange(parts, dtype=torch.float64) + 0.5) / parts
-        magnitudes.append(middles * 10.0**-zeros)
-    positive = torch.cat(magnitudes)
-    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    return torch.cat([-positive.flip(0), ends[:1], positive, ends[1:]])
+__all__ = ["block_scales", "blockwise_decode_add", "blockwise_encode"]
 
 
-def borders() -> Tensor:
-    """The smallest magnitude (float32) of each of the positions 1 to 128 above zero."""
-    upper = dynamic_map()[ZERO:]
-    return ((upper[1:] + upper[:-1]) / 2).to(torch.float32)
-
-
-def block_scales(x: Tensor, block: int, scales: Tensor) -> bool:
+def block_scales(x: Tensor, block: int, scales: Tensor) -> Answer:
     """Write each block's largest element with its sign (of two, plus), zero below 2^-100; False if not finite.
 
     >>> scales = torch.empty(2)
-    >>> block_scales(torch.tensor([3.0, -4.0, 1.0]), 2, scales), scales.tolist()
+    >>> bool(block_scales(torch.tensor([3.0, -4.0, 1.0]), 2, scales)), scales.tolist()
     (True, [-4.0, 1.0])
     """
     check_buckets(x.numel(), block, scales)
@@ -59,8 +44,8 @@ def block_scales(x: Tensor, block: int, scales: Tensor) -> bool:
     table = padded.view(-1, block)
     high, low = table.amax(1), table.amin(1)
     found = torch.where(high >= -low, high, low)
-    scales.copy_(torch.where(found.abs() < SMALLEST, 0.0, found))
-    return bool(found.isfinite().all())
+    scales.copy_(torch.where(found.abs() < MIN_SCALE, 0.0, found))
+    return found.isfinite().all()
 
 
 def blockwise_encode(x: Tensor, scales: Tensor, block: int, out: Tensor) -> None:
@@ -70,13 +55,13 @@ def blockwise_encode(x: Tensor, scales: Tensor, block: int, out: Tensor) -> None
     >>> blockwise_encode(torch.tensor([3.0, -4.0, 0.0]), torch.tensor([-4.0]), 4, out), out.tolist()
     (None, [17, 255, 127])
     """
-    check_codes(x.numel(), out)
+    check_byte_codes(x.numel(), out)
     check_buckets(x.numel(), block, scales)
     each = scales.repeat_interleave(block)[: x.numel()]
     inverse = torch.where(each != 0, 1.0 / each.abs(), 0.0)
-    steps = torch.searchsorted(borders().to(x.device), x.abs() * inverse, right=True)
+    steps = torch.searchsorted(dynamic_borders().to(x.device), x.abs() * inverse, right=True)
     minus = x.signbit() != each.signbit()
-    out.copy_(torch.where(minus, ZERO - steps.clamp(max=ZERO), ZERO + steps))
+    out.copy_(torch.where(minus, ZERO_CODE - steps.clamp(max=ZERO_CODE), ZERO_CODE + steps))
 
 
 def blockwise_decode_add(data: Tensor, scales: Tensor, block: int, acc: Tensor, scale: float) -> None:
@@ -87,14 +72,8 @@ def blockwise_decode_add(data: Tensor, scales: Tensor, block: int, acc: Tensor, 
     >>> acc.tolist()
     [1.985937476158142, -2.0, 0.0]
     """
-    check_codes(acc.numel(), data)
+    check_byte_codes(acc.numel(), data)
     check_buckets(acc.numel(), block, scales)
     numbers = dynamic_map().to(torch.float32).to(acc.device)[data.to(torch.int64)]
     values = numbers * scales.repeat_interleave(block)[: acc.numel()]
     acc.add_(values * torch.tensor(scale, dtype=torch.float32))
-
-
-def check_codes(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has one byte an element."""
-    if data.numel() != n:
-        raise ValueError(f"{n} codes take as many bytes, not {data.numel()}")

@@ -5,22 +5,20 @@ every fourth 8-byte word of the input; then they are merged, the rest of the inp
 are stirred. All arithmetic is modulo 2^64, all words are little-endian.
 """
 
-import torch
 from torch import Tensor
 
-PRIME_1 = 0x9E3779B185EBCA87
-PRIME_2 = 0xC2B2AE3D27D4EB4F
-PRIME_3 = 0x165667B19E3779F9
-PRIME_4 = 0x85EBCA77C2B2AE63
-PRIME_5 = 0x27D4EB2F165667C5
-STRIPE = 32  # bytes: one word for each of the four lanes
+from tersegrad.kernels.ops import STRIPE, XXH_PRIMES, check_bytes
 
+__all__ = ["xxh64"]
+
+PRIME_1, PRIME_2, PRIME_3, PRIME_4, PRIME_5 = XXH_PRIMES
 _WORD = (1 << 64) - 1
 
 
 def xxh64(data: Tensor, seed: int = 0) -> int:
     """The XXH64 checksum of a one-dimensional uint8 tensor, in [0, 2^64).
 
+    >>> import torch
     >>> hex(xxh64(torch.tensor(list(b"abc"), dtype=torch.uint8)))
     '0x44bc2cf5ad770999'
     """
@@ -29,15 +27,6 @@ def xxh64(data: Tensor, seed: int = 0) -> int:
     stripes = len(text) - len(text) % STRIPE
     total = _stripes(text[:stripes], seed) if stripes else seed + PRIME_5
     return _avalanche(_rest(text[stripes:], (total + len(text)) & _WORD))
-
-
-def check_bytes(data: Tensor, seed: int) -> None:
-    """Raise TypeError unless ``data`` is a vector of bytes, ValueError unless the seed has 64 bits."""
-    if data.dtype != torch.uint8 or data.dim() != 1:
-        seen = f"{data.dtype} of shape {tuple(data.shape)}"
-        raise TypeError(f"a checksum is of 1-D torch.uint8, got {seen}: use .flatten().view(torch.uint8)")
-    if not 0 <= seed <= _WORD:
-        raise ValueError(f"the seed must be in [0, 2**64), got {seed}")
 
 
 def _stripes(text: bytes, seed: int) -> int:

@@ -25,24 +25,24 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from tersegrad.kernels.ops import (
+    BLOCK,
+    COUNT,
+    CUT,
+    EXPONENT,
+    FINE,
+    GAP,
+    HEADER_BITS,
+    KNEES,
+    MAX_EXPONENT,
+    MAX_PREFIX,
+    MAX_WIDTH,
+    OUTSIDE,
+    PADDING,
+    TRAILING,
+)
+
 __all__ = ["bitmap_decode", "bitmap_encode", "gap_decode", "gap_encode", "gap_plan"]
-
-BLOCK = 512  # gaps that share a header; 256 to 4096 give nearly the same sizes
-HEADER_BITS = 6
-KNEES = (0, 6)  # for heavy and for geometric tails
-MAX_EXPONENT = 30
-MAX_WIDTH = 31  # bits of v below its highest: v < 2**32 as every gap < 2**31
-MAX_PREFIX = KNEES[1] + MAX_WIDTH + 1  # a one must come within so many bits
-
-# What a decoder found; the number returned beside it says where.
-FINE = 0
-CUT = 1  # the data ends before all indices were read: the first one missing, or the first of its block
-EXPONENT = 2  # an exponent above MAX_EXPONENT: the exponent
-GAP = 3  # a gap of more than 31 bits: the number of its index
-OUTSIDE = 4  # an index beyond the universe: the first index of its block
-TRAILING = 5  # bytes after the last index: the number of bytes that were needed
-PADDING = 6  # a set bit after the last one that means something: the number of bits that mean something
-COUNT = 7  # a bitmap with too few or too many bits set: how many are set
 
 
 def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
@@ -58,14 +58,15 @@ def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
     gaps = _gaps(indices)
     if any(gap < 0 for gap in gaps) or sum(gaps) + len(gaps) > universe:
         return -1
-    total = 0
+    total, chosen = 0, []
     for block in range(headers.numel()):
         part = gaps[block * BLOCK : (block + 1) * BLOCK]
         exponent = max((sum(part) // len(part)).bit_length() - 1, 0)
         straight, bits = _best_exponent(part, exponent, KNEES[1])
         doubling, fewer = _best_exponent(part, straight, KNEES[0])
-        headers[block] = doubling if fewer < bits else straight | 1 << 5
+        chosen.append(doubling if fewer < bits else straight | 1 << 5)
         total += HEADER_BITS + min(bits, fewer)
+    headers.copy_(torch.tensor(chosen, dtype=torch.uint8))
     return total
 
 
@@ -114,9 +115,10 @@ def gap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
 
 def bitmap_encode(indices: Tensor, out: Tensor) -> None:
     """Bit i of ``out`` says whether i is among ``indices``."""
-    out.zero_()
+    bits = [0] * (8 * out.numel())
     for index in indices.tolist():
-        out[index >> 3] |= 1 << (index & 7)
+        bits[index] = 1
+    _pack(bits, out)
 
 
 def bitmap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
@@ -177,9 +179,10 @@ def _bits(data: Tensor) -> Iterator[int]:
 
 
 def _pack(bits: Iterable[int], out: Tensor) -> None:
-    out.zero_()
+    data = bytearray(out.numel())
     for i, bit in enumerate(bits):
-        out[i >> 3] |= bit << (i & 7)
+        data[i >> 3] |= bit << (i & 7)
+    out.copy_(torch.tensor(list(data), dtype=torch.uint8))
 
 
 def _check_end(data: Tensor, used: int) -> tuple[int, int]:

@@ -10,7 +10,9 @@ alone, and what was sent of it is found without a copy, and with the gradient go
 
 from torch import Tensor
 
-SENT = 2.0**-20  # of a total: a reducer that took less has only rounded
+from tersegrad.kernels.ops import SENT, check_lengths
+
+__all__ = ["add_momentum", "mask_sent"]
 
 
 def add_momentum(
@@ -54,10 +56,3 @@ def _increment(velocity: Tensor, next_velocity: Tensor, momentum: float, nestero
     if not nesterov:
         return next_velocity
     return (next_velocity - velocity * momentum) + next_velocity * momentum
-
-
-def check_lengths(*vectors: Tensor) -> None:
-    """Raise ValueError unless all vectors have the same number of elements."""
-    lengths = [vector.numel() for vector in vectors]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"gradient, velocity and residual have the same length, and here are {lengths}")

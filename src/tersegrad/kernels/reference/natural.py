@@ -14,36 +14,27 @@ Packed: n bytes of exponent fields, 0 to 254, then the signs (``signs``): 9 bits
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
-from tersegrad.kernels.reference.qsgd import uniform
+from tersegrad.kernels.ops import ABS_MASK, INF_BITS, MANTISSA_BITS, NORMAL_BITS, TOP_EXPONENT, Answer, check_natural
+from tersegrad.kernels.ops import natural_nbytes as natural_nbytes
+from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
+from tersegrad.kernels.reference.sampling import uniform
 
-TOP = 254  # the largest exponent field that is finite
-INF_BITS = 0x7F800000
-NORMAL_BITS = 0x00800000  # of 2^-126
-
-
-def natural_nbytes(n: int) -> int:
-    """Bytes of ``n`` elements: exponents, then signs.
-
-    >>> natural_nbytes(8), natural_nbytes(9)
-    (9, 11)
-    """
-    return n + packed_nbytes(n, 1)
+__all__ = ["natural_decode_add", "natural_encode"]
 
 
-def natural_encode(x: Tensor, key: int, out: Tensor) -> bool:
+def natural_encode(x: Tensor, key: int, out: Tensor) -> Answer:
     """Write exponents and signs to ``out``, which has exactly their bytes; False if an ``x`` is not finite.
 
     >>> out = torch.empty(4, dtype=torch.uint8)
-    >>> natural_encode(torch.tensor([1.0, -0.5, 0.0]), 0, out), out.tolist()
+    >>> bool(natural_encode(torch.tensor([1.0, -0.5, 0.0]), 0, out)), out.tolist()
     (True, [127, 126, 0, 2])
     """
     check_natural(x.numel(), out)
-    magnitude = x.view(torch.int32) & 0x7FFFFFFF
+    magnitude = x.view(torch.int32) & ABS_MASK
     raised = magnitude.to(torch.int64) + (uniform(key, x.numel(), x.device) >> 1)
-    out[: x.numel()] = torch.where(magnitude < NORMAL_BITS, 0, (raised >> 23).clamp(max=TOP))
+    out[: x.numel()] = torch.where(magnitude < NORMAL_BITS, 0, (raised >> MANTISSA_BITS).clamp(max=TOP_EXPONENT))
     pack_bits(x.signbit().to(torch.uint8), 1, out[x.numel() :])
-    return not bool((magnitude >= INF_BITS).any())
+    return (magnitude < INF_BITS).all()
 
 
 def natural_decode_add(data: Tensor, acc: Tensor, scale: float) -> None:
@@ -56,11 +47,5 @@ def natural_decode_add(data: Tensor, acc: Tensor, scale: float) -> None:
     check_natural(acc.numel(), data)
     minus = torch.empty(acc.numel(), dtype=torch.uint8, device=acc.device)
     unpack_bits(data[acc.numel() :], 1, minus)
-    values = (data[: acc.numel()].to(torch.int32).clamp(max=TOP) << 23).view(torch.float32)
+    values = (data[: acc.numel()].to(torch.int32).clamp(max=TOP_EXPONENT) << MANTISSA_BITS).view(torch.float32)
     acc.add_(torch.where(minus.bool(), -values, values) * torch.tensor(scale, dtype=torch.float32))
-
-
-def check_natural(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the elements."""
-    if data.numel() != natural_nbytes(n):
-        raise ValueError(f"{n} elements take {natural_nbytes(n)} bytes, not {data.numel()}")

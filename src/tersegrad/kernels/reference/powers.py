@@ -3,20 +3,22 @@
 import torch
 from torch import Tensor
 
-DEEPEST = 7  # the smallest power is 2^-7 of the group's largest
-FAINT = 0x80  # added to the code of a value that 3 bits cannot show
-NOTHING = -128  # the exponent of a group of zeros and denormals
+from tersegrad.kernels.ops import DEEPEST, NOTHING, Answer, check_power_groups
+from tersegrad.kernels.ops import FAINT as FAINT
+
+__all__ = ["power_decode", "power_encode"]
+
 _HALF_BINADE = 0x00400000  # added to a float's bits, it carries into the exponent from 1.5 * 2^e on
 
 
-def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tensor) -> int:
+def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tensor) -> Answer:
     """Exponents (int8) of the groups, E = floor(log2 max |value|), and codes (uint8): d + 8 * (value < 0).
 
     The nearest power of two (from 1.5 * 2^e on, the larger one) is 2^(E - d), with d from 0 to 7. Where it would be
     smaller than 2^(E - 7), or E is that of denormals, the code is that of d = 7 with ``FAINT`` added. Returns how many
     are faint. ``groups`` are lengths (int32) that add up to all values.
     """
-    check_groups(values.numel(), groups, exponents, codes)
+    check_power_groups(values.numel(), groups, exponents, codes)
     if not groups.numel():
         return 0
     largest = torch.segment_reduce(values.abs(), "max", lengths=groups.to(torch.int64), initial=0.0)
@@ -24,29 +26,18 @@ def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tenso
     top = top.masked_fill(top == -127, NOTHING)
     exponents.copy_(top)
     nearest = ((values.view(torch.int32) & 0x7FFFFFFF) + _HALF_BINADE >> 23) - 127
-    own = top.repeat_interleave(groups)
+    own = top.repeat_interleave(groups, output_size=values.numel())
     depth = own - nearest
     faint = (depth > DEEPEST) | (own == NOTHING)
     code = depth.clamp(0, DEEPEST) | (values < 0).to(torch.int32) * 8
     codes.copy_(torch.where(faint, (code & 8) | DEEPEST | FAINT, code))
-    return int(faint.sum())
+    return faint.sum()
 
 
 def power_decode(codes: Tensor, groups: Tensor, exponents: Tensor, values: Tensor) -> None:
     """Values (float32) of codes (their low 4 bits): +-2^(E - d), and 0 below the smallest normal float."""
-    check_groups(values.numel(), groups, exponents, codes)
-    powers = exponents.to(torch.int32).repeat_interleave(groups) - (codes & DEEPEST).to(torch.int32)
+    check_power_groups(values.numel(), groups, exponents, codes)
+    own = exponents.to(torch.int32).repeat_interleave(groups, output_size=values.numel())
+    powers = own - (codes & DEEPEST).to(torch.int32)
     magnitudes = (powers + 127).clamp_min(0).bitwise_left_shift(23).view(torch.float32)
     values.copy_(torch.where(codes & 8 > 0, -magnitudes, magnitudes))
-
-
-def check_groups(numel: int, groups: Tensor, exponents: Tensor, codes: Tensor) -> None:
-    """Refuses groups that are not made of exactly these values."""
-    total = int(groups.sum())
-    if total != numel or codes.numel() != numel or exponents.numel() != groups.numel():
-        raise ValueError(
-            f"{groups.numel()} groups of {total} values, {exponents.numel()} exponents, {codes.numel()} codes and "
-            f"{numel} values do not fit together"
-        )
-    if groups.numel() and int(groups.min()) < 0:
-        raise ValueError(f"a group of {int(groups.min())} values")

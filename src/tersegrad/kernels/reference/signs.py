@@ -7,44 +7,46 @@ one bit (``bits``): bit i % 8 of byte i // 8 is set if element i is negative. Bi
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
-from tersegrad.kernels.reference.qsgd import bucket_count, uniform
+from tersegrad.kernels.ops import LANES as LANES
+from tersegrad.kernels.ops import Answer, bucket_count, check_sign_groups, check_signs
+from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
+from tersegrad.kernels.reference.sampling import uniform
 
-LANES = 32  # signs looked at together: no group border lies between them
+__all__ = ["break_ties", "one_bit_encode", "scaled_sign_encode", "signs_decode_add"]
 
 
-def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bool:
+def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> Answer:
     """Write each group's mean of ``|x|``, and all signs to ``out``; False if an ``x`` is not finite.
 
     >>> means, out = torch.empty(1), torch.empty(1, dtype=torch.uint8)
-    >>> scaled_sign_encode(torch.tensor([1.0, -2.0, 0.0, -5.0]), 32, means, out), means.tolist(), out.tolist()
+    >>> bool(scaled_sign_encode(torch.tensor([1.0, -2.0, 0.0, -5.0]), 32, means, out)), means.tolist(), out.tolist()
     (True, [2.0], [10])
     """
-    check_groups(x.numel(), bucket, means.numel())
+    check_sign_groups(x.numel(), bucket, means.numel())
     _pack(x, out)
     sums, counts = _sums(x.double().abs(), bucket), _sums(torch.ones_like(x), bucket)
     means.copy_(sums / counts)
-    return bool(sums.isfinite().all())
+    return sums.isfinite().all()
 
 
-def one_bit_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bool:
+def one_bit_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> Answer:
     """Write each group's mean of the elements with sign plus and of those with sign minus, and all signs to ``out``.
 
     ``means`` has two numbers a group; that of no element is zero. False if an ``x`` is not finite.
 
     >>> means, out = torch.empty(2), torch.empty(1, dtype=torch.uint8)
-    >>> one_bit_encode(torch.tensor([-1.0, -1.0, 2.0, 2.0]), 32, means, out), means.tolist(), out.tolist()
+    >>> bool(one_bit_encode(torch.tensor([-1.0, -1.0, 2.0, 2.0]), 32, means, out)), means.tolist(), out.tolist()
     (True, [2.0, -1.0], [3])
     """
-    check_groups(x.numel(), bucket, means.numel() / 2)
+    check_sign_groups(x.numel(), bucket, means.numel() / 2)
     _pack(x, out)
     minus = x.signbit()
-    finite = True
+    finite = []
     for which, side in enumerate((~minus, minus)):
         sums, counts = _sums(torch.where(side, x.double(), 0.0), bucket), _sums(side.double(), bucket)
         means.view(-1, 2)[:, which] = torch.where(counts > 0, sums / counts, 0.0)
-        finite = finite and bool(sums.isfinite().all())
-    return finite
+        finite.append(sums.isfinite().all())
+    return finite[0] & finite[1]
 
 
 def signs_decode_add(data: Tensor, values: Tensor, bucket: int, acc: Tensor, scale: float) -> None:
@@ -56,7 +58,7 @@ def signs_decode_add(data: Tensor, values: Tensor, bucket: int, acc: Tensor, sca
     >>> signs_decode_add(torch.tensor([3], dtype=torch.uint8), torch.tensor([2.0, -1.0]), 32, acc, 0.5), acc.tolist()
     (None, [0.5, 0.5, 2.0, 2.0])
     """
-    check_groups(acc.numel(), bucket, values.numel() / 2)
+    check_sign_groups(acc.numel(), bucket, values.numel() / 2)
     check_signs(acc.numel(), data)
     minus = torch.empty(acc.numel(), dtype=torch.uint8, device=acc.device)
     unpack_bits(data, 1, minus)
@@ -85,17 +87,3 @@ def _sums(x: Tensor, bucket: int) -> Tensor:
     padded = torch.zeros(bucket_count(x.numel(), bucket) * bucket, dtype=torch.float64, device=x.device)
     padded[: x.numel()] = x
     return padded.view(-1, bucket).sum(1)
-
-
-def check_groups(n: int, bucket: int, count: float) -> None:
-    """Raise ValueError unless there is a number of every group, and groups begin where the kernels can."""
-    if bucket < 1 or (bucket < n and bucket % LANES) or count != bucket_count(n, bucket):
-        raise ValueError(
-            f"{n} elements in groups of {bucket} do not have {count:g} means; a group is a multiple of {LANES}"
-        )
-
-
-def check_signs(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the signs."""
-    if data.numel() != packed_nbytes(n, 1):
-        raise ValueError(f"{n} signs take {packed_nbytes(n, 1)} bytes, not {data.numel()}")

@@ -1,18 +1,22 @@
-"""A convolution's gradient in an order that can be cut into slices, and back, in plain torch: the definition.
+"""A convolution's gradient in an order that can be split into slices, and back, in plain torch: the definition.
 
 A weight is (filters, rest); the rest is in blocks of ``run * positions``, depth first. The slices' order is:
 
     run = 1:        positions, depth, filters           (a plain transposition, if positions = 1 too)
-    positions = 1:  blocks, filters, run                (stretches of ``run`` elements stay together)
+    positions = 1:  blocks, filters, run                (runs of ``run`` elements stay together)
 """
 
-import torch
 from torch import Tensor
+
+from tersegrad.kernels.ops import check_slices
+
+__all__ = ["from_slices", "to_slices"]
 
 
 def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: int = 1) -> None:
     """Writes ``x`` into ``slices``, in their order.
 
+    >>> import torch
     >>> slices = torch.empty(6)
     >>> to_slices(torch.arange(6.0), slices, filters=2, positions=3), slices.tolist()
     (None, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0])
@@ -29,6 +33,7 @@ def from_slices(
 ) -> None:
     """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in its own order.
 
+    >>> import torch
     >>> x = torch.empty(6)
     >>> from_slices(torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0, 5.0]), torch.ones(6), x, filters=2, positions=3)
     >>> x.tolist()
@@ -47,15 +52,3 @@ def from_slices(
 def _ordered(slices: Tensor, filters: int, positions: int, run: int) -> Tensor:
     """Slices seen in the order of the weight."""
     return slices.view(positions, -1, filters, run).permute(2, 1, 3, 0)
-
-
-def check_slices(x: Tensor, slices: Tensor, filters: int, positions: int, run: int) -> None:
-    """Raise unless both are float32 vectors of one length that consists of such blocks."""
-    for tensor in (x, slices):
-        if tensor.dtype != torch.float32 or tensor.dim() != 1 or not tensor.is_contiguous():
-            raise TypeError(f"slices are made of contiguous 1-D float32, got {tensor.dtype} {tuple(tensor.shape)}")
-    block = filters * positions * run
-    if min(filters, positions, run) < 1 or min(positions, run) > 1 or x.numel() % block or not x.numel():
-        raise ValueError(f"{x.numel()} elements are not {filters} filters of {positions} positions in runs of {run}")
-    if x.numel() != slices.numel():
-        raise ValueError(f"{x.numel()} elements do not go into {slices.numel()}")

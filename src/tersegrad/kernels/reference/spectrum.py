@@ -8,15 +8,12 @@ one stands for itself and its mirror image. So L numbers say all of it, as L/2 p
 If X is scaled by 1/sqrt(L), a piece and its bins have the same sum of squares.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.reference.select import check_indices
+from tersegrad.kernels.ops import ROOT_2, ROOT_HALF, check_fold, check_indices, check_pair_indices
 
-ROOT_2 = math.sqrt(2.0)  # rounded to float32 where it is used
-ROOT_HALF = math.sqrt(0.5)
+__all__ = ["fold", "gather_pairs", "scatter_add_pairs", "unfold"]
 
 
 def fold(half: Tensor, bins: Tensor, magnitudes: Tensor) -> None:
@@ -74,21 +71,3 @@ def scatter_add_pairs(acc: Tensor, indices: Tensor, values: Tensor, scale: float
     check_pair_indices(acc, indices, values)
     check_indices(indices, acc.numel() // 2)
     acc.view(-1, 2).index_add_(0, indices, values.view(-1, 2) * torch.tensor(scale, dtype=torch.float32))
-
-
-def check_fold(half: Tensor, bins: Tensor, magnitudes: Tensor | None = None) -> None:
-    """Raise ValueError unless bins and magnitudes are as long as these half spectra ask for."""
-    if half.dim() != 2 or half.shape[1] < 2 or half.dtype != torch.complex64:
-        raise ValueError(f"half spectra are rows of complex64 of 2 or more; these are {half.dtype} {tuple(half.shape)}")
-    count = half.shape[0] * (half.shape[1] - 1)
-    if bins.numel() != 2 * count or (magnitudes is not None and magnitudes.numel() != count):
-        seen = f"{bins.numel()} numbers" + ("" if magnitudes is None else f" and {magnitudes.numel()} magnitudes")
-        raise ValueError(f"half spectra of shape {tuple(half.shape)} have {count} bins, and {seen} came")
-
-
-def check_pair_indices(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Raise ValueError unless there are whole pairs, and two values for each index."""
-    if pairs.numel() % 2:
-        raise ValueError(f"{pairs.numel()} numbers are not pairs")
-    if values.numel() != 2 * indices.numel():
-        raise ValueError(f"{indices.numel()} indices but {values.numel()} values: there must be two for each")

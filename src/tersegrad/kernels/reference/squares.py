@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor
 
+from tersegrad.kernels.ops import check_rows, check_tokens
+
+__all__ = ["add_squares", "add_token_squares"]
+
 
 def add_squares(sums: Tensor, gradients: Tensor) -> None:
     """``sums += sum over rows of row * row``, where ``gradients`` is rows as long as ``sums``, one after the other.
@@ -38,25 +42,3 @@ def add_token_squares(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int
     rows = torch.zeros(found.numel(), width, device=sums.device).index_add_(0, where, deltas.view(-1, width))
     word = found % words
     sums.view(words, width).index_add_(0, word, (rows * rows).masked_fill_((word == skip)[:, None], 0.0))
-
-
-def check_rows(sums: Tensor, gradients: Tensor) -> None:
-    """Raises ValueError unless ``gradients`` is rows as long as ``sums``."""
-    if gradients.numel() % max(1, sums.numel()) or (gradients.numel() and not sums.numel()):
-        raise ValueError(f"{gradients.numel()} elements are not rows of {sums.numel()}")
-
-
-def check_tokens(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int) -> int:
-    """The length of a row; ValueError if lengths do not fit, IndexError if a token has no row in ``sums``."""
-    count = tokens.numel()
-    if count == 0 and deltas.numel() == 0:
-        return 1
-    width = deltas.numel() // max(1, count)
-    if samples < 1 or count % samples or width == 0 or width * count != deltas.numel() or sums.numel() % width:
-        raise ValueError(
-            f"{count} tokens in {samples} samples, {deltas.numel()} deltas and {sums.numel()} sums do not fit together"
-        )
-    low, high = torch.aminmax(tokens)
-    if int(low) < 0 or int(high) >= sums.numel() // width:
-        raise IndexError(f"tokens {int(low)} to {int(high)} in {sums.numel() // width} rows")
-    return width

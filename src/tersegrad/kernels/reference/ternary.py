@@ -15,29 +15,30 @@ digits behind the last element are 0. So n elements take ceil(n / 5) bytes.
 import torch
 from torch import Tensor
 
-from tersegrad.kernels.reference.qsgd import SMALLEST, UNIFORM_BITS, check_buckets, uniform
+from tersegrad.kernels.ops import (
+    MIN_SCALE,
+    TERNARY_MAX_BYTE,
+    UNIFORM_BITS,
+    Answer,
+    check_buckets,
+    check_ternary,
+    ternary_refusal,
+)
+from tersegrad.kernels.ops import TERNARY_BYTES as BYTES
+from tersegrad.kernels.ops import TERNARY_DIGITS as DIGITS
+from tersegrad.kernels.ops import ternary_nbytes as ternary_nbytes
+from tersegrad.kernels.reference.sampling import uniform
 
-DIGITS = 5  # in a byte
-BYTES = 256  # of a block
-MOST = 3**DIGITS - 1  # no byte is larger
+__all__ = ["ternary_decode_add", "ternary_encode", "ternary_scales"]
 
 
-def ternary_nbytes(n: int) -> int:
-    """Bytes of ``n`` digits.
-
-    >>> ternary_nbytes(5), ternary_nbytes(6), ternary_nbytes(0)
-    (1, 2, 0)
-    """
-    return -(-n // DIGITS)
-
-
-def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> bool:
+def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> Answer:
     """Write each group's largest magnitude, but at most ``clip`` times its root mean square; False if not finite.
 
     A scale below 2^-100 counts as zero. A ``clip`` of infinity is none.
 
     >>> scales = torch.empty(2)
-    >>> ternary_scales(torch.tensor([3.0, -4.0, 0.5]), 2, float("inf"), scales), scales.tolist()
+    >>> bool(ternary_scales(torch.tensor([3.0, -4.0, 0.5]), 2, float("inf"), scales)), scales.tolist()
     (True, [4.0, 0.5])
     """
     check_buckets(x.numel(), bucket, scales)
@@ -45,13 +46,13 @@ def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> bool:
     padded[: x.numel()] = x
     table = padded.view(-1, bucket)
     found = table.abs().amax(1)
-    finite = bool(found.isfinite().all())
+    finite = found.isfinite().all()
     if clip < torch.inf:
         counts = torch.full_like(found, bucket)
         if found.numel():
             counts[-1] = x.numel() - (found.numel() - 1) * bucket
         found = torch.minimum(found, clip * (table.square().sum(1) / counts).sqrt())
-    scales.copy_(torch.where(found < SMALLEST, 0.0, found))
+    scales.copy_(torch.where(found < MIN_SCALE, 0.0, found))
     return finite
 
 
@@ -82,8 +83,8 @@ def ternary_decode_add(data: Tensor, scales: Tensor, bucket: int, acc: Tensor, s
     """
     check_buckets(acc.numel(), bucket, scales)
     check_ternary(acc.numel(), data)
-    if data.numel() and int(data.max()) > MOST:
-        raise refusal(int(data.max()))
+    if data.numel() and (largest := int(data.max())) > TERNARY_MAX_BYTE:
+        raise ternary_refusal(largest)
     whole = data.numel() // BYTES
     blocks, rest = data[: whole * BYTES].view(whole, BYTES), data[whole * BYTES :].view(1, -1)
     digits = torch.cat([_unpacked(blocks), _unpacked(rest)])[: acc.numel()]
@@ -101,14 +102,3 @@ def _unpacked(blocks: Tensor) -> Tensor:
     """Digits of blocks of bytes, one after the other."""
     weights = 3 ** torch.arange(DIGITS, device=blocks.device)
     return (blocks.to(torch.int64).unsqueeze(1) // weights.unsqueeze(1) % 3).flatten()
-
-
-def refusal(byte: int) -> ValueError:
-    """What is said of a byte that no five digits make."""
-    return ValueError(f"five ternary digits make a byte of 0 to {MOST}, and {byte} came")
-
-
-def check_ternary(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the digits."""
-    if data.numel() != ternary_nbytes(n):
-        raise ValueError(f"{n} ternary digits take {ternary_nbytes(n)} bytes, not {data.numel()}")

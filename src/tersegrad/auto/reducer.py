@@ -1,0 +1,350 @@
+"""Auto, the reducer: runs the method whose turn it is around a residual of its own, and decides what comes next."""
+
+import logging
+import math
+import time
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor
+
+from tersegrad.auto.choice import (
+    DENSE,
+    MIXED,
+    Trial,
+    agree,
+    finalists,
+    has_changed,
+    method_for_bucket,
+    winner,
+)
+from tersegrad.auto.programme import FINALS, Programme, Turn, reason, rounds_of, trials_in
+from tersegrad.auto.stopwatch import StepClock, medians, note
+from tersegrad.comm.metered import Metered
+from tersegrad.compressors import BF16, RangeFloat, TopK
+from tersegrad.core import (
+    Comm,
+    Finish,
+    Layout,
+    Memory,
+    Reducer,
+    State,
+    Step,
+    Vector,
+    added,
+    contribution,
+    param,
+    phases,
+    refuse_memory,
+    require,
+    require_fraction,
+    stage,
+)
+from tersegrad.core import state as states
+from tersegrad.reducers import AllGather, AllReduce, Dense, PowerSGD, TwoShot
+from tersegrad.wrappers.error_feedback import ErrorFeedback
+
+REST = 4  # windows without a look after one in which all was as usual, where the plan is dense
+PATIENCE = 2  # windows in a row that must be off before the trials begin anew
+
+_log = logging.getLogger("tersegrad")
+
+
+def _usual() -> dict[str, Reducer]:
+    largest = TopK(0.03, values=RangeFloat(bits=4))  # as topk4: fewer bytes than 1 % in float32, and less is late
+    return {
+        "bf16": AllReduce(BF16()),
+        "topk": AllGather(largest),
+        "powersgd": PowerSGD(rank=2),
+        "twoshot": TwoShot(largest),
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class Auto(Memory):
+    """Dense at first; then every candidate for a few steps; then what made the step shortest, bucket by bucket.
+
+    total = residual + gradient; the method of the moment sends of the total what it sends; the rest is the residual.
+    The residual is Auto's own, so a change of method loses nothing. Where all is dense there is none.
+
+    The programme, counted in steps that are committed: ``warmup`` dense steps; trials of ``trial`` steps each, dense and every
+    candidate; finals, in which the best take turns, and with them "mixed", where each bucket does what was fastest for
+    it (dense where dense is hidden behind backward). Then the plan with the shortest step is kept. Every ``window``
+    steps the time in collectives and the step time are compared with what they were at first; if they differ by a
+    factor of ``change`` twice in a row, the trials are made again. All workers decide alike: of medians that were
+    exchanged.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "Auto()",
+        "Auto({'topk': AllGather(TopK(0.1))}, warmup=1, trial=3, budget=1e-9)",  # never within budget: back to dense
+        "Auto({'bf16': AllReduce(BF16()), 'topk': AllGather(TopK(0.1))}, warmup=1, trial=3)",
+    )
+
+    candidates: dict[str, Reducer] = param(doc="the gentlest first: a later one must be faster", factory=_usual)
+    budget: float = param(
+        1.0, "share of the gradient's energy that may stay behind in a step; lower => only gentle methods"
+    )
+    margin: float = param(0.05, "how much faster a method must be than one before it, dense being the first of all")
+    warmup: int = param(4, "dense steps before the trials; DDP cuts its buckets anew in the first three")
+    trial: int = param(5, "steps a candidate is tried; more => less noise, longer trials")
+    window: int = param(50, "steps of one look at whether anything has changed; longer => calmer, later to notice")
+    change: float = param(1.5, "by what factor times must differ to try again; lower => more restless")
+
+    def __post_init__(self) -> None:
+        require(self, "candidates", dict, "Write e.g. Auto({'bf16': AllReduce(BF16())}).")
+        for name, reducer in self.candidates.items():
+            good = isinstance(name, str) and name[:1].isalpha() and name not in (DENSE, MIXED, "names")
+            if not good or not isinstance(reducer, Reducer):
+                raise TypeError(
+                    f"Auto: {name!r}: {reducer!r} is not a candidate. A candidate is a reducer under a name that "
+                    f"begins with a letter and is neither {DENSE!r} nor {MIXED!r}, e.g. 'bf16': AllReduce(BF16())."
+                )
+            refuse_memory(self, reducer)
+        if not self.candidates:
+            raise ValueError("Auto({}): there is nothing to choose from. Leave the candidates out for the usual ones.")
+        require_fraction(self, "budget", "1.0 allows everything that sends anything at all.")
+        if not 0 <= self.margin < 1 or not self.change > 1:
+            raise ValueError(
+                f"Auto(margin={self.margin!r}, change={self.change!r}): a margin is a share below 1, and a change is "
+                "a factor above 1."
+            )
+        for name, least in (("warmup", 0), ("trial", 3), ("window", 1)):
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise ValueError(f"Auto({name}={value!r}): a whole number of steps, at least {least}.")
+
+    def loses(self, workers: int) -> float:
+        """As the candidate that loses most."""
+        return max(reducer.loses(workers) for reducer in self.candidates.values())
+
+    @cached_property
+    def programme(self) -> Programme:
+        """Whose turn it is when."""
+        return Programme(list(self.candidates), self.warmup, self.trial)
+
+    def init(self, layout: Layout, comm: Comm) -> State:
+        """Nothing is known, nothing is late. All candidates' states, so that a saved one finds its place."""
+        return {
+            "position": 0,  # steps of the programme so far
+            "plan": DENSE,
+            "pick": DENSE,  # this bucket's method in the plan "mixed"
+            "finalists": [],
+            "late": False,  # False: the residual is zero, on all workers
+            "strikes": 0,  # windows in a row that were off
+            "rest": 0,  # until this step nothing is looked at
+            "residual": layout.zeros(),
+            "trials": {},
+            "finals": {},  # seconds of a step in each; the first bucket's, for all
+            "usual": {},  # the first window after the choice
+            "methods": {f"method {name}": r.init(layout, comm) for name, r in self.candidates.items()},
+        }
+
+    def residual(self, layout: Layout, state: State) -> Tensor | None:
+        """The residual, if anything is in it."""
+        return state["residual"] if state["late"] else None
+
+    def clear(self, layout: Layout, state: State) -> None:
+        """Stages a residual of zeros; candidates remember nothing."""
+        stage(state, residual=states.back_buffer(state, "residual").zero_(), late=False)
+
+    def active(self, state: State | None, number: int) -> Reducer:
+        """Dense between two looks, where all is dense and nothing is late."""
+        return Dense() if state is not None and self._rests(state, number) else self
+
+    @staticmethod
+    def _rests(state: State, number: int) -> bool:
+        return state["plan"] == DENSE and not state["late"] and number < state["rest"]
+
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
+        """By the method whose turn it is, with the clock running.
+
+        A step at whose end workers agree on what they have measured is not overlapped with others: it sends at its end.
+        """
+        if self._rests(state, step.number):
+            return Dense().start(step, x, out, {}, comm)
+        started, layout = time.perf_counter(), step.layout
+        clock = StepClock.of(comm, self.fingerprint())
+        clock.enter(step, state, started)
+        if clock.leads(layout) and not clock.finalists and clock.position >= self.programme.finals_begin:
+            clock.finalists = finalists(trials_in(state), self._within_budget(clock, state), self.margin)
+        turn = self.programme.turn(clock.position, clock.finalists)
+        last = turn.place == self.trial - 1
+        metered = Metered(comm)
+        metered.begin(layout.id)
+        method = _Method(self, self._method(turn, clock, state), weigh=last)
+        finish_method = method.start(step, added(x), out, state, metered)
+        span = metered.pause()
+
+        def finish() -> bool | None:
+            metered.resume(span)
+            finite = finish_method()
+            metered.end()
+            note(state, turn, metered.timing, started, clock.slack_before(layout), self.trial, self.window)
+            clock.leave()
+            return finite
+
+        stage(state, position=clock.position + 1, plan=clock.plan, finalists=clock.finalists)
+        if last or self._looks(turn, layout, clock):
+            finite = finish()
+            self._decide(turn, layout, state, comm, clock, method, step.number)
+            finish = _known(finite)
+        if clock.again:
+            stage(state, position=self.warmup, finalists=[], usual={}, strikes=0)
+        stage(state, rest=clock.rest)
+        return finish
+
+    def _method(self, turn: Turn, clock: StepClock, state: State) -> str:
+        name = turn.name or clock.plan
+        method: str = state["pick"] if name == MIXED else name
+        over_budget = not turn.name and state["trials"].get(method, {}).get("left", 0.0) > self.budget
+        return DENSE if over_budget else method
+
+    def _looks(self, turn: Turn, layout: Layout, clock: StepClock) -> bool:
+        """Whether, after the choice, this bucket compares times with what they were."""
+        return turn.name == "" and clock.leads(layout) and bool(turn.since) and turn.since % self.window == 0
+
+    # ---- decisions, of numbers that were exchanged -----------------------------------------------
+
+    def _decide(
+        self,
+        turn: Turn,
+        layout: Layout,
+        state: State,
+        comm: Comm,
+        clock: StepClock,
+        method: "_Method",
+        number: int,
+    ) -> None:
+        if turn.name == "":
+            self._watch(state, comm, clock, self._method(turn, clock, state), number)
+        elif turn.final is None:
+            trials = {**state["trials"], turn.name: asdict(agree(medians(state, method.energy, method.left), comm))}
+            clock.trials[layout.id] = known = trials_in({"trials": trials})
+            stage(state, trials=trials, pick=method_for_bucket(known, self.budget, self.margin))
+        else:
+            self._end_final(turn.final, layout, state, comm, clock, number)
+
+    def _end_final(self, final: int, layout: Layout, state: State, comm: Comm, clock: StepClock, number: int) -> None:
+        """The first bucket of the step keeps the time of a step, and after the last final chooses for all."""
+        over = final == FINALS * len(clock.finalists) - 1
+        if clock.leads(layout):
+            before = state["finals"] if final else {}
+            rounds = {**before, str(final): agree(medians(state), comm).step}
+            stage(state, finals=rounds)
+            if over:
+                steps = rounds_of(clock.finalists, rounds)
+                clock.plan = winner(steps, self.margin)
+                _tell(comm, number, reason(clock.plan, trials_in(state), steps))
+        if over:
+            stage(state, plan=clock.plan)
+            _free_others(state, clock.plan)
+
+    def _within_budget(self, clock: StepClock, state: State) -> list[str]:
+        """The candidates that keep the budget in all buckets that are known."""
+        everywhere = [*clock.trials.values(), trials_in(state)]
+        return [
+            n for n in self.candidates if all(n in trials and trials[n].left <= self.budget for trials in everywhere)
+        ]
+
+    def _watch(self, state: State, comm: Comm, clock: StepClock, method: str, number: int) -> None:
+        """Once a window the first bucket of the step looks whether times are still what they were."""
+        now = agree(medians(state), comm)
+        usual = state["usual"]
+        if not usual:
+            stage(state, usual={"wait": now.wait, "step": now.step})
+            clock.rest = number + 1 + REST * self.window
+            return
+        off = self._changes(now, usual, clock.plan, method, trials_in(state))
+        strikes = state["strikes"] + 1 if off else 0
+        stage(state, strikes=strikes)
+        if not strikes:
+            clock.rest = number + 1 + REST * self.window
+        if strikes >= PATIENCE:
+            clock.again = True
+            what = {"wait": "waiting for others", "step": "a step"}[off[0]]
+            times = f"{1e3 * getattr(now, off[0]):.1f} ms, and {1e3 * usual[off[0]]:.1f} when {clock.plan} was chosen"
+            _tell(comm, number, f"all is tried again, because {what} takes {times}")
+
+    def _changes(
+        self, now: Trial, usual: dict[str, float], plan: str, method: str, trials: dict[str, Trial]
+    ) -> list[str]:
+        """What differs from what it was by a factor, and by so much that another plan may be better.
+
+        If this method waits so much longer, dense would wait longer still, as many times as it sends more. And where
+        dense is the plan, a faster network or a slower computation only make it better.
+        """
+        off = {key for key in usual if has_changed(getattr(now, key), usual[key], self.change)}
+        dense, own = (trials[name].wait if name in trials else math.inf for name in (DENSE, method))
+        leverage = dense / own if 0 < own < dense < math.inf else 1.0
+        if abs(now.wait - usual["wait"]) * leverage < self.margin * now.step:
+            off -= {"wait"}
+        if plan == DENSE:
+            off -= {"wait"} if now.wait < usual["wait"] else set()
+            off -= {"step"} if now.step > usual["step"] else set()
+        return sorted(off, reverse=True)  # the network first
+
+
+class _Method:
+    """One step of one method around Auto's residual, weighed if asked."""
+
+    def __init__(self, auto: Auto, name: str, weigh: bool):
+        self.auto, self.name, self.weigh = auto, name, weigh
+        self.energy = self.left = math.nan  # sum of squares of what was to be sent, and of what was not
+
+    def start(self, step: Step, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
+        if self.name == DENSE and not state["late"]:
+            states.free_back_buffer(state, "residual")  # not needed before the next trials
+            self.energy, self.left = 1.0, 0.0
+            return Dense().start(step, x, out, {}, comm)
+        total = self.auto._total(x, state)
+        if self.weigh:
+            self.energy = _energy(total.add())
+        vector = total.total if self.weigh else total
+        reducer = Dense() if self.name == DENSE else self.auto.candidates[self.name]
+        memory = {} if self.name == DENSE else state["methods"][f"method {self.name}"]
+        finish_method = reducer.start(step, vector, out, memory, comm)
+
+        def finish() -> bool | None:
+            finite = finish_method()
+            stage(state, residual=total.total, late=self.name != DENSE)
+            if out is not x:
+                x.zero_()  # all of it is sent or remembered
+            if self.weigh:
+                self.left = _energy(total.total)
+            return finite
+
+        return finish
+
+
+def _known(finite: bool | None) -> Finish:
+    return lambda: finite
+
+
+def _free_others(state: State, plan: str) -> None:
+    """Methods that are not in use free their buffers."""
+    kept = f"method {state['pick'] if plan == MIXED else plan}"
+    for name, inner in state["methods"].items():
+        if name != kept:
+            states.drop_scratch(inner)
+
+
+def _tell(comm: Comm, number: int, text: str) -> None:
+    if comm.rank == 0:
+        _log.info("auto, step %d: %s", number, text)
+
+
+def _energy(x: Tensor) -> float:
+    """The sum of squares."""
+    return float(x.norm()) ** 2
+
+
+@contribution.register
+def _contribution(reducer: Auto, layout: Layout, state: State, x: Tensor, workers: int) -> Tensor:
+    return x
+
+
+@phases.register
+def _phases(reducer: Auto) -> list[Reducer]:
+    """Every candidate around a residual."""
+    return [phase for candidate in reducer.candidates.values() for phase in phases(ErrorFeedback(candidate))]

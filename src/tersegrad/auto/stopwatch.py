@@ -1,0 +1,90 @@
+"""What the buckets of one step know of each other, and the times that each of them has measured."""
+
+import math
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from tersegrad.auto.choice import DENSE, Measured, Trial
+from tersegrad.comm.metered import Timing
+from tersegrad.core import Comm, Layout, State, Step
+
+if TYPE_CHECKING:
+    from tersegrad.auto.programme import Turn
+
+
+class StepClock:
+    """Shared by all buckets of a spec over one Comm; one thread starts and finishes them. Never saved.
+
+    The first bucket of a step leads: its position is that of all, and what it decides is for all.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.plan = DENSE
+        self.finalists: list[str] = []
+        self.again = False  # the trials shall begin anew
+        self.rest = 0  # until this step nothing is looked at
+        self.trials: dict[int, dict[str, Trial]] = {}  # by bucket
+        self._step = -1
+        self._seen: list[int] = []  # buckets of this step so far
+        self._under_way = 0
+        self._idle_since = 0.0
+        self._slack: dict[int, float] = {}  # by bucket: the longest pause after it in this step
+        self._slack_before: dict[int, float] = {}  # in the step before
+
+    @staticmethod
+    def of(comm: Comm, key: int) -> "StepClock":
+        """The one that all buckets of a spec (its fingerprint is the key) over this Comm share."""
+        clock: StepClock = comm.shared.setdefault(f"auto {key}", StepClock())
+        return clock
+
+    def enter(self, step: Step, state: State, now: float) -> None:
+        """A bucket is about to be started."""
+        bucket = step.layout.id
+        if step.number != self._step or bucket in self._seen:
+            self.trials = {known: trials for known, trials in self.trials.items() if known in self._seen}
+            self.position, self.plan, self.again = state["position"], state["plan"], False
+            self.finalists, self.rest = state["finalists"], state["rest"]
+            self._step, self._seen, self._under_way = step.number, [], 0
+            self._slack, self._slack_before = {}, self._slack
+        elif not self._under_way:
+            pause = now - self._idle_since
+            self._slack |= {before: max(pause, self._slack.get(before, 0.0)) for before in self._seen}
+        self._seen.append(bucket)
+        self._under_way += 1
+
+    def leave(self) -> None:
+        """A bucket is finished."""
+        self._under_way -= 1
+        self._idle_since = time.perf_counter()
+
+    def leads(self, layout: Layout) -> bool:
+        """Whether it is the first bucket of the step."""
+        return self._seen[0] == layout.id
+
+    def slack_before(self, layout: Layout) -> float:
+        """The longest pause after this bucket in the step before."""
+        return self._slack_before.get(layout.id, 0.0)
+
+
+def note(state: State, turn: "Turn", timing: Timing, started: float, slack: float, trial: int, window: int) -> None:
+    """Keeps this worker's times. The first step of a trial still pays for the change, and the last is weighed."""
+    before, state["_started"] = state.get("_started", math.nan), started
+    if turn.place == 0 or (turn.since and (turn.since - 1) % window == 0):
+        state["_samples"] = []
+    if turn.place == 0 or (turn.place is None and not turn.since):
+        return
+    samples = state.setdefault("_samples", [])
+    inner = turn.place is None or turn.place < trial - 1
+    times = (timing.encode, timing.wait, timing.decode) if inner else (math.nan,) * 3
+    whole = turn.place is None or turn.place > 1  # the step before was of this trial too
+    samples.append((*times, *((started - before, slack) if whole else (math.nan, math.nan))))
+
+
+def medians(state: State, energy: float = math.nan, left: float = math.nan) -> Measured:
+    """What was noted since the trial or the window began."""
+    columns = list(zip(*state.get("_samples", []), strict=True)) or [()] * 5
+    known = [[value for value in column if not math.isnan(value)] for column in columns]
+    encode, wait, decode, step, slack = (statistics.median(values) if values else math.nan for values in known)
+    return Measured(encode, wait, decode, step, slack, energy, left)

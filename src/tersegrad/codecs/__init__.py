@@ -1,1 +1,0 @@
-"""What selectors and quantisers share: codecs of indices and values."""

@@ -1,0 +1,1 @@
+"""How bytes leave the process: over torch.distributed or between threads, counted, slowed down, in checked frames."""

@@ -1,0 +1,106 @@
+"""What value codecs of a few bits share: one code an element, read against numbers of the element's group, or none.
+
+Meta: the length of each group (4 bytes). Body: the groups' numbers, filled up to whole words; the codes side by side.
+"""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.core import Compressor, Payload, State, padded, sections
+from tersegrad.kernels.ops import packed_nbytes
+
+
+class FixedWidth(Compressor):
+    """One code of ``bits`` bits an element. A group is the whole vector, or what the caller says.
+
+    A caller that knows groups, one after the other in the vector, puts their lengths into ``state["_groups"]`` (int32).
+    """
+
+    bits: ClassVar[int]  # of one code
+    group_nbytes: ClassVar[int]  # of the numbers of one group
+
+    @abstractmethod
+    def to_codes(self, values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes (uint8) of the values, and the groups' numbers (uint8, ``group_nbytes`` each)."""
+
+    @abstractmethod
+    def from_codes(self, codes: Tensor, groups: Tensor, numbers: Tensor) -> Tensor:
+        """What codes stand for, float32; every combination of bits means something finite."""
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Groups, their numbers, codes."""
+        if not kernels.on(x).all_finite(x):
+            return Payload.nonfinite(x.numel(), state, x.device)
+        groups = state.get("_groups")
+        if groups is None:
+            groups = torch.tensor([x.numel()], dtype=torch.int32, device=x.device)
+        codes, numbers = self.to_codes(x, groups)
+        start = padded(numbers.numel())
+        nbytes = start + packed_nbytes(x.numel(), self.bits)
+        payload = Payload.empty(nbytes, x.numel(), state, x.device, lengths_meta(groups))
+        put_numbers(numbers, payload.body)
+        kernels.on(x).pack_bits(codes, self.bits, payload.body[start:])
+        return payload
+
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc += scale * values``."""
+        groups = read_lengths(payload.meta, acc.device)
+        numbers, start = read_numbers(payload.body, groups.numel() * self.group_nbytes)
+        total = sum(groups.tolist())
+        if total != acc.numel() or payload.body.numel() != start + packed_nbytes(acc.numel(), self.bits):
+            raise ValueError(
+                f"{payload.body.numel()} bytes with groups of {total} elements do not stand for "
+                f"{acc.numel()} codes of {self.bits} bits."
+            )
+        codes = torch.empty(acc.numel(), dtype=torch.uint8, device=acc.device)
+        kernels.on(acc).unpack_bits(payload.body[start:], self.bits, codes)
+        acc.add_(self.from_codes(codes, groups, numbers), alpha=scale)
+
+
+@sections.register
+def _sections(compressor: FixedWidth, payload: Payload) -> dict[str, int]:
+    if not payload.finite:
+        return {}
+    codes = packed_nbytes(payload.numel, compressor.bits)
+    return {"groups": padded(len(payload.meta)) + payload.body.numel() - codes, "codes": codes}
+
+
+def group_lengths(positions: Tensor, offsets: Tensor) -> Tensor:
+    """How many of the positions (ascending) lie between two neighbouring offsets.
+
+    >>> group_lengths(torch.tensor([0, 4, 5]), torch.tensor([0, 3, 9]))
+    tensor([1, 2], dtype=torch.int32)
+    """
+    return torch.searchsorted(positions, offsets).diff().to(torch.int32)
+
+
+def lengths_meta(groups: Tensor) -> bytes:
+    """The lengths of groups as host bytes."""
+    return groups.to("cpu", torch.int32).numpy().tobytes()
+
+
+def read_lengths(meta: bytes, device: torch.device) -> Tensor:
+    """What ``lengths_meta`` wrote; refuses what does not make sense."""
+    if len(meta) % 4:
+        raise ValueError(f"{len(meta)} bytes are no table of lengths of 4 bytes each.")
+    groups = torch.frombuffer(bytearray(meta), dtype=torch.int32) if meta else torch.empty(0, dtype=torch.int32)
+    if groups.numel() and int(groups.min()) < 0:
+        raise ValueError(f"a group of {int(groups.min())} elements.")
+    return groups.to(device)
+
+
+def put_numbers(numbers: Tensor, body: Tensor) -> None:
+    """Writes the groups' numbers to the front of a body, and zeros up to the next whole word."""
+    body[: numbers.numel()].copy_(numbers)
+    body[numbers.numel() : padded(numbers.numel())].zero_()
+
+
+def read_numbers(body: Tensor, nbytes: int) -> tuple[Tensor, int]:
+    """The groups' numbers, and where they end."""
+    if body.numel() < padded(nbytes):
+        raise ValueError(f"a body of {body.numel()} bytes is too short for {nbytes} bytes of groups.")
+    return body[:nbytes], padded(nbytes)

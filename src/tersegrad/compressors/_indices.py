@@ -1,0 +1,148 @@
+"""Which of n elements were sent, in few bytes: the one index codec of all sparse methods.
+
+There are three forms; the form and the number of indices out of n travel beside the bytes, in a payload's meta.
+
+======  ========  ==================================================================================
+form    name      bytes
+======  ========  ==================================================================================
+0       implied   none: no element is meant, or every one
+1       bitmap    ceil(n / 8): bit i is set if i is meant; the smallest when a third is, or more
+2       gaps      the distances between neighbours, each in as many bits as it deserves
+======  ========  ==================================================================================
+
+``kernels.reference.indices`` defines the bits of bitmaps and gaps. ``encode`` counts the bits of each form
+and writes the smallest. Uniform supports of any density take 1.01 to 1.03 times their entropy n * H(k / n);
+those of real gradients take far less, as large elements are neighbours.
+"""
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.kernels.ops import indices as bits
+
+__all__ = ["decode", "encode", "max_nbytes"]
+
+IMPLIED, BITMAP, GAPS = range(3)
+MAX_UNIVERSE = 2**31 - 1  # so that every index, and n itself, is an int32
+
+
+def max_nbytes(count: int, universe: int) -> int:
+    """The most bytes that ``encode`` may write for ``count`` indices out of ``universe`` elements.
+
+    A gap takes 32 bits at most: with steps of 2**b, where b = floor(log2(mean gap)), a code has b + 2 bits
+    and one for each step, there are less than 2 steps per gap, and the more gaps share the universe the
+    smaller is b. The first block's header adds a byte; later blocks have bits to spare.
+
+    >>> max_nbytes(1, 10**9), max_nbytes(250_000, 25_000_000), max_nbytes(5, 8)
+    (5, 1000001, 1)
+    """
+    _check_numbers(count, universe)
+    return min(_bytes(universe), 4 * count + 1)
+
+
+def encode(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
+    """Write ``indices`` (int32, strictly increasing) to the front of ``out``; return the form and the bytes written.
+
+    ``out`` is uint8 and has at least ``max_nbytes``. Only the bytes written are touched.
+
+    >>> out = torch.empty(max_nbytes(3, 1000), dtype=torch.uint8)
+    >>> form, nbytes = encode(torch.tensor([3, 500, 501], dtype=torch.int32), 1000, out)
+    >>> indices = torch.empty(3, dtype=torch.int32)
+    >>> decode(form, out[:nbytes], 3, 1000, indices)
+    >>> nbytes, indices.tolist()
+    (4, [3, 500, 501])
+    """
+    _check_tensor("indices", indices, torch.int32)
+    _check_tensor("out", out, torch.uint8)
+    count, capacity = indices.numel(), max_nbytes(indices.numel(), universe)
+    if out.numel() < capacity:
+        raise ValueError(f"out has {out.numel()} bytes; {count} of {universe} need {capacity}. Ask max_nbytes.")
+    headers = torch.empty(-(-count // bits.BLOCK), dtype=torch.uint8, device=indices.device)
+    planned = kernels.on(indices).gap_plan(indices, universe, headers)
+    if planned < 0:
+        raise ValueError(
+            f"indices must increase strictly and lie in [0, {universe}); the first is {int(indices[0])}, "
+            f"the last {int(indices[-1])}. Sort them, and drop what comes twice."
+        )
+    if count in (0, universe):
+        return IMPLIED, 0
+    body = out[: min(_bytes(universe), _bytes(planned))]
+    if _bytes(universe) <= _bytes(planned):
+        kernels.on(indices).bitmap_encode(indices, body)
+        return BITMAP, body.numel()
+    kernels.on(indices).gap_encode(indices, headers, body)
+    return GAPS, body.numel()
+
+
+def decode(form: int, body: Tensor, count: int, universe: int, out: Tensor) -> None:
+    """Read what ``encode`` wrote, exactly the bytes it wrote: ``count`` indices into ``out[:count]``.
+
+    Whatever bytes come, the result is strictly increasing and within the universe, or a ValueError that says
+    what is wrong, and then ``out[:count]`` means nothing. Time is O(len(body) + count).
+    """
+    _check_tensor("body", body, torch.uint8)
+    _check_tensor("out", out, torch.int32)
+    _check_numbers(count, universe)
+    if out.numel() < count:
+        raise ValueError(f"out has {out.numel()} elements, {count} indices were asked for.")
+    out = out[:count]
+    if form == IMPLIED:
+        _decode_implied(body, count, universe, out)
+    elif form == BITMAP:
+        _check_length(body, _bytes(universe), f"a bitmap of {universe} elements")
+        _raise_if(kernels.on(body).bitmap_decode(body, universe, out), body, count, universe)
+    elif form == GAPS:
+        _raise_if(kernels.on(body).gap_decode(body, universe, out), body, count, universe)
+    else:
+        known = f"{IMPLIED} (implied), {BITMAP} (bitmap) or {GAPS} (gaps)"
+        raise ValueError(f"indices are of form {known}; form {form} came.")
+
+
+def _decode_implied(body: Tensor, count: int, universe: int, out: Tensor) -> None:
+    if count not in (0, universe):
+        raise ValueError(f"implied indices are none or all of {universe}; {count} were expected.")
+    _check_length(body, 0, "implied indices")
+    torch.arange(count, out=out)
+
+
+def _raise_if(result: tuple[int, int], body: Tensor, count: int, universe: int) -> None:
+    """Turn what a kernel found into an error that says what was expected and what came."""
+    found, where = result
+    if found == bits.FINE:
+        return
+    nbytes, block = body.numel(), f"in the {bits.BLOCK} indices from number {where} on"
+    reason = {
+        bits.CUT: f"they end after {nbytes} bytes, {block}",
+        bits.EXPONENT: f"a block has exponent {where}, the largest is {bits.MAX_EXPONENT}",
+        bits.GAP: f"the gap before index number {where} has more than 31 bits",
+        bits.OUTSIDE: f"an index is beyond the last element, {block}",
+        bits.TRAILING: f"the indices end after {where} bytes, {nbytes} came",
+        bits.PADDING: f"a bit is set after bit {where}, the last one that means something",
+        bits.COUNT: f"the bitmap has {where} bits set",
+    }[found]
+    expected = f"index data for {count} indices of {universe}"
+    raise ValueError(f"{expected}: {reason}. They are damaged, or belong to other numbers.")
+
+
+def _bytes(nbits: int) -> int:
+    return -(-nbits // 8)
+
+
+def _check_numbers(count: int, universe: int) -> None:
+    if not 0 <= universe <= MAX_UNIVERSE:
+        raise ValueError(f"a universe has 0 to {MAX_UNIVERSE} elements, not {universe}. Split the tensor.")
+    if not 0 <= count <= universe:
+        raise ValueError(f"{count} different indices of {universe} elements: there are 0 to {universe}.")
+
+
+def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype or tensor.dim() != 1 or not tensor.is_contiguous():
+        layout = "contiguous" if tensor.is_contiguous() else "strided"
+        came = f"{layout}, {tensor.dtype} and of shape {tuple(tensor.shape)}"
+        raise TypeError(f"{name} must be contiguous, {dtype} and of one dimension; it is {came}.")
+
+
+def _check_length(body: Tensor, nbytes: int, what: str) -> None:
+    if body.numel() != nbytes:
+        raise ValueError(f"{what} take {nbytes} bytes, {body.numel()} came.")

@@ -1,0 +1,191 @@
+"""What all sparse methods share: a selector picks positions, one index codec and any value codec pack them.
+
+Meta: number of positions, form of the indices, bytes of the indices; then the value codec's meta.
+Body: the indices, filled up to whole words; then the value codec's body.
+"""
+
+import math
+import struct
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors import _indices
+from tersegrad.core import (
+    Compressor,
+    Layout,
+    Payload,
+    State,
+    Sum,
+    Traits,
+    accumulate,
+    decode_sum,
+    encode_sum,
+    padded,
+    report,
+    require,
+    require_length,
+    scratch,
+    sections,
+)
+
+FEW = 0.125  # of the elements, all workers together: payloads of so many are unpacked side by side
+_META = struct.Struct("<IBxxxQ")
+
+
+class _Front(NamedTuple):
+    """The sparse part of a payload's meta."""
+
+    count: int
+    form: int
+    nbytes: int
+
+    @property
+    def values_start(self) -> int:
+        return padded(self.nbytes)
+
+
+class Selective(Compressor):
+    """A payload of some positions of a universe, and the values there: one or more a position."""
+
+    values: Compressor  # the codec of the selected values
+
+    def __post_init__(self) -> None:
+        require(self, "values", Compressor, "Write e.g. values=BF16().")
+        if any(isinstance(inner, Selective) for inner in self.values.walk()):
+            raise ValueError(
+                f"{type(self).__name__}: values={self.values!r} would drop values after they were selected."
+            )
+
+    def traits(self) -> Traits:
+        """It contracts if the value codec does."""
+        return Traits(contracts=self.values.traits().contracts)
+
+    def init(self, layout: Layout, seed: int) -> State:
+        """The value codec's state."""
+        return {"values": self.values.init(layout, seed)}
+
+    def _pack(self, chosen: Tensor, values: Payload, numel: int, state: State, universe: int | None = None) -> Payload:
+        """A payload for a vector of ``numel`` elements; positions are among these, or in a universe of their own."""
+        universe = numel if universe is None else universe
+        capacity = padded(_indices.max_nbytes(chosen.numel(), universe)) + values.body.numel()
+        meta = bytes(_META.size) + values.meta
+        payload = Payload.empty(capacity, numel, state, chosen.device, meta)
+        form, nbytes = _indices.encode(chosen, universe, payload.body)
+        start = padded(nbytes)
+        payload.body[nbytes:start].zero_()
+        payload.body[start : start + values.body.numel()].copy_(values.body)
+        payload.meta = _META.pack(chosen.numel(), form, nbytes) + values.meta
+        return payload.trim(start + values.body.numel())
+
+    def _unpack(self, payload: Payload, universe: int, each: int = 1) -> tuple[Tensor, Tensor]:
+        """Positions, and ``each`` values for every one of them; all of the payload is checked."""
+        front, device = _read_front(payload, universe), payload.body.device
+        chosen = torch.empty(front.count, dtype=torch.int32, device=device)
+        values = torch.empty(each * front.count, dtype=torch.float32, device=device)
+        self._unpack_into(payload, front, universe, chosen, values)
+        return chosen, values
+
+    def _unpack_into(self, payload: Payload, front: _Front, universe: int, chosen: Tensor, values: Tensor) -> None:
+        _indices.decode(front.form, payload.body[: front.nbytes], front.count, universe, chosen)
+        body, meta = payload.body[front.values_start :], payload.meta[_META.size :]
+        accumulate(self.values, Payload(body, values.numel(), meta), values.zero_())
+
+
+class Sparse(Selective):
+    """decode(encode(x)) is x (as the value codec rounds it) at the selected positions, and 0 elsewhere."""
+
+    @abstractmethod
+    def select(self, x: Tensor, state: State) -> Tensor | None:
+        """The positions to send, int32, ascending, in the state's scratch; None if ``x`` is seen not to be finite.
+
+        A NaN or an infinity counts as larger than every number: if there is one and it was not seen, it is among
+        those chosen.
+        """
+
+    def select_sum(self, x: Sum, state: State) -> Tensor | None:
+        """The positions to send of a sum, which is made here; by default one after the other."""
+        return self.select(x.add(), state)
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Select, then pack."""
+        require_int32(x)
+        return self._encode_chosen(x, self.select(x, state), state)
+
+    def _encode_chosen(self, x: Tensor, chosen: Tensor | None, state: State) -> Payload:
+        if chosen is None:
+            return Payload.nonfinite(x.numel(), state, x.device)
+        report(state, sent=chosen.numel(), of=x.numel())
+        picked = scratch(state, "picked", chosen.numel(), torch.float32, x.device)
+        kernels.on(x).gather(x, chosen, picked)
+        if not kernels.on(x).all_finite(picked):
+            return Payload.nonfinite(x.numel(), state, x.device)
+        return self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
+
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc[indices] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
+        self._scatter(payload, acc, scale)
+
+    def _scatter(self, payload: Payload, acc: Tensor, scale: float) -> bool:
+        """``decode_add``; returns whether what it changed is finite."""
+        chosen, values = self._unpack(payload, payload.numel)
+        return bool(kernels.on(acc).scatter_add(acc, chosen, values, scale))
+
+
+@encode_sum.register
+def _encode_sum(compressor: Sparse, x: Sum, state: State) -> Payload:
+    """Add and select, then pack."""
+    require_int32(x.total)
+    return compressor._encode_chosen(x.total, compressor.select_sum(x, state), state)
+
+
+@decode_sum.register
+def _decode_sum(compressor: Sparse, payloads: list[Payload], scale: float, out: Tensor, state: State) -> bool:
+    """In one pass over ``out`` if few of its elements were sent; everything is checked before it is touched."""
+    for payload in payloads:
+        require_length(compressor, payload, out)
+    if not all(payload.finite for payload in payloads):
+        out.fill_(math.nan)
+        return False
+    fronts = [_read_front(payload, payload.numel) for payload in payloads]
+    counts = [front.count for front in fronts]
+    if sum(counts) > FEW * out.numel():
+        out.zero_()
+        finite = [compressor._scatter(payload, out, scale) for payload in payloads]
+        return all(finite)
+    chosen = scratch(state, "all chosen", sum(counts), torch.int32, out.device)
+    values = scratch(state, "all values", sum(counts), torch.float32, out.device)
+    parts = zip(payloads, fronts, chosen.split(counts), values.split(counts), strict=True)
+    for payload, front, positions, part in parts:
+        compressor._unpack_into(payload, front, payload.numel, positions, part)
+    return bool(kernels.on(out).scatter_sum(chosen, values, counts, scale, out))
+
+
+@sections.register
+def _sections(compressor: Selective, payload: Payload) -> dict[str, int]:
+    if not payload.finite:
+        return {}
+    front = _read_front(payload, payload.numel)
+    counts = padded(len(payload.meta)) + front.values_start - front.nbytes
+    return {"counts": counts, "indices": front.nbytes, "values": payload.body.numel() - front.values_start}
+
+
+def require_int32(x: Tensor) -> None:
+    """Refuses a vector that is too long for positions of 32 bits."""
+    if x.numel() >= 2**31:
+        raise ValueError(f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets.")
+
+
+def _read_front(payload: Payload, universe: int) -> _Front:
+    if len(payload.meta) < _META.size:
+        raise ValueError(f"a sparse payload has at least {_META.size} bytes of meta, and {len(payload.meta)} came.")
+    front = _Front(*_META.unpack_from(payload.meta))
+    if front.count > universe or front.values_start > payload.body.numel():
+        raise ValueError(
+            f"a sparse body of {payload.body.numel()} bytes for {universe} positions announces {front.count} of them "
+            f"and {front.nbytes} bytes of indices."
+        )
+    return front

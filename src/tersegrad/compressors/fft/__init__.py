@@ -1,0 +1,168 @@
+"""FFT: the bins of the gradient's spectrum with the largest magnitudes.
+
+Wang et al., "FFT-based gradient sparsification for the distributed training of deep neural networks", HPDC 2020.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors._sparse import Selective, Sparse, require_int32
+from tersegrad.compressors.fft import fourier
+from tersegrad.compressors.rangefloat import RangeFloat
+from tersegrad.compressors.sidco import SIDCo
+from tersegrad.compressors.topk import TopK
+from tersegrad.core import Compressor, Layout, Payload, State, Transformed, param, report, scratch
+
+ROW = 32, 8192  # a piece of whole rows is between these lengths
+NO_ROWS = 64  # the length of pieces where a tensor has no rows, or rows that no fast length fits
+
+
+@dataclass(frozen=True, repr=False)
+class FFT(Selective, Transformed):
+    """Sends the k = max(1, round((1 - theta) * bins)) bins of largest magnitude of the Fourier transform.
+
+    The vector is cut into pieces of a fast length, and each is transformed by itself: n elements have n/2 bins of two
+    numbers (``fourier.py``). Payloads are summed as spectra, and one inverse transform gives their mean.
+
+    ``chunk="row"``: a piece is one filter of a convolution or one row of a matrix. Rows that are too short are taken
+    together, rows that are too long are divided. A vector is cut at every 64th element.
+
+    ``order="channels_last"`` reads a filter of shape (channels, height, width) as (height, width, channels): the
+    channels of one position are neighbours then. It needs whole filters; matrices and vectors stay as they are.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "FFT()",
+        "FFT(0.95, chunk=64, values=Identity())",
+        "FFT(0.9, select='sidco', order='channels_last')",
+    )
+
+    theta: float = param(0.85, "fraction of bins left out: higher => fewer bytes, coarser")
+    values: Compressor = param(doc="codec of the numbers sent, two a bin", factory=lambda: RangeFloat(bits=10))
+    chunk: int | str = param("row", 'length of the pieces: "row", or a number; longer => blurs what differs in scale')
+    select: str = param("topk", 'exactly the largest bins: "topk"; or those above a fitted threshold: "sidco"')
+    order: str = param("natural", 'of a filter: as it lies in memory; "channels_last": one position after the other')
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.theta, bool) or not isinstance(self.theta, int | float) or not 0 <= self.theta < 1:
+            raise ValueError(
+                f"FFT(theta={self.theta!r}): the fraction of bins left out is at least 0 and below 1. Write e.g. 0.85."
+            )
+        if self.select not in ("topk", "sidco"):
+            raise ValueError(f"FFT(select={self.select!r}): write 'topk' or 'sidco'.")
+        if self.order not in ("natural", "channels_last"):
+            raise ValueError(f"FFT(order={self.order!r}): write 'natural' or 'channels_last'.")
+        self._check_chunk()
+
+    def _check_chunk(self) -> None:
+        if self.chunk == "row":
+            return
+        if self.order != "natural":
+            raise ValueError(
+                f"FFT(chunk={self.chunk!r}, order={self.order!r}): only whole filters can be turned. Write chunk='row'."
+            )
+        if type(self.chunk) is not int or not 2 <= self.chunk <= fourier.LONGEST:
+            raise ValueError(
+                f"FFT(chunk={self.chunk!r}): the length of a piece is 'row' or a number from 2 to {fourier.LONGEST}."
+            )
+        if not fourier.is_fast(self.chunk):
+            raise ValueError(
+                f"FFT(chunk={self.chunk}): transforms are fast at even lengths without prime factors above "
+                f"{fourier.PRIMES[-1]}. Write e.g. chunk={fourier.fast_at_most(max(2, self.chunk))}."
+            )
+
+    @property
+    def _selector(self) -> Sparse:
+        ratio = 1 - self.theta
+        return SIDCo(ratio) if self.select == "sidco" else TopK(ratio)
+
+    def init(self, layout: Layout, seed: int) -> State:
+        """States of selector and value codec; and the shapes, of which pieces of whole rows are cut."""
+        shapes = zip(layout.names, layout.shapes, strict=True)
+        return {
+            **super().init(layout, seed),
+            "selector": self._selector.init(layout, seed),
+            "tensors": {name: {"names": [name], "shape": list(shape)} for name, shape in shapes},
+        }
+
+    def _runs(self, numel: int, state: State) -> list[fourier.Run]:
+        """How the vector is cut; the same for all workers."""
+        runs: list[fourier.Run] | None = state.get("_runs")
+        if runs is None:
+            if isinstance(self.chunk, int):
+                runs = fourier.split_pieces(0, numel + numel % 2, self.chunk)
+            else:
+                shapes = [tensor["shape"] for tensor in state["tensors"].values()]
+                runs = split_rows(shapes, turn=self.order == "channels_last")
+            state["_runs"] = runs
+        return runs
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Transform, select, pack."""
+        require_int32(x)
+        numel, bins = x.numel(), -(-x.numel() // 2)
+        spectrum = scratch(state, "domain", self.domain(numel), torch.float32, x.device)
+        magnitudes = scratch(state, "magnitudes", bins, torch.float32, x.device)
+        if not fourier.forward(x, self._runs(numel, state), spectrum, magnitudes):
+            return Payload.nonfinite(numel, state, x.device)
+        chosen = self._selector.select(magnitudes, state["selector"])
+        assert chosen is not None, "the magnitudes of a finite vector are finite"
+        report(state, sent=min(2 * chosen.numel(), numel), of=numel)
+        picked = scratch(state, "picked", 2 * chosen.numel(), torch.float32, x.device)
+        kernels.on(x).gather_pairs(spectrum, chosen, picked)
+        return self._pack(chosen, self.values.encode(picked, state["values"]), numel, state, universe=bins)
+
+    def domain(self, numel: int) -> int:
+        """Two numbers a bin."""
+        return numel + numel % 2
+
+    def inverse(self, acc: Tensor, out: Tensor, state: State, subtract: bool = False) -> None:
+        """One inverse transform, however many payloads were summed."""
+        fourier.inverse(acc, self._runs(out.numel(), state), out, subtract)
+
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc[bins] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
+        chosen, values = self._unpack(payload, acc.numel() // 2, each=2)
+        kernels.on(acc).scatter_add_pairs(acc, chosen, values, scale)
+
+
+def piece_of_rows(row: int) -> int:
+    """A fast length that is a row, or a few together, or an equal part of one; 0 if there is none.
+
+    >>> piece_of_rows(576), piece_of_rows(27), piece_of_rows(25088), piece_of_rows(1499)
+    (576, 54, 6272, 0)
+    """
+    shortest, longest = ROW
+    whole = range(row, longest + 1, row) if row else range(0)
+    parts = (row // d for d in range(2, row // shortest + 1) if row % d == 0 and row // d <= longest)
+    for length in (*(n for n in whole if n >= shortest), *parts):
+        if fourier.is_fast(length):
+            return length
+    return 0
+
+
+def split_rows(shapes: list[list[int]], turn: bool) -> list[fourier.Run]:
+    """Each tensor in pieces of its own rows; neighbours without rows (biases, norms) in common ones.
+
+    Cuts lie at even places: in a bucket where a tensor begins at an odd one, its pieces begin one element before.
+
+    >>> [(run.start, run.pieces, run.length) for run in split_rows([[20], [3], [64, 16, 3, 3]], turn=False)]
+    [(0, 1, 22), (22, 64, 144), (9238, 1, 2)]
+    """
+    runs: list[fourier.Run] = []
+    lengths = [piece_of_rows(math.prod(shape[1:])) if len(shape) > 1 else 0 for shape in shapes]
+    start = stop = 0
+    for i, (shape, length) in enumerate(zip(shapes, lengths, strict=True)):
+        stop += math.prod(shape)
+        last = i + 1 == len(shapes)
+        if last or length or lengths[i + 1]:
+            end = stop + stop % 2 if last else stop - stop % 2
+            runs += fourier.split_pieces(start, end, length or NO_ROWS, math.prod(shape[2:]) if turn and length else 1)
+            start = end
+    return runs

@@ -1,0 +1,168 @@
+"""The Fourier transform of a real vector in pieces of a fast length: n numbers become n numbers, two a bin.
+
+Every piece has an even length L and L/2 bins (``kernels.reference.spectrum``); a vector of odd length is taken with a
+zero at its end. The transform is a rotation: an error is as large in the vector as it is in the bins.
+
+Pieces are transformed in blocks that stay in the cache. The largest number of a block decides whether its squares and
+sums are safe in float32; where they are not, the block is brought near one by a power of two and taken back afterwards.
+What no float32 holds (a bin can be sqrt(L) times as large as the largest element) is saturated at 2^127.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+
+PRIMES = (2, 3, 5, 7, 11, 13)  # a length made of these is fast
+LONGEST = 1 << 20  # of a piece: a block is at least one piece, and shall be small beside a gradient
+BLOCK = 1 << 17  # elements transformed at a time
+SAFE = (2.0**-40, 2.0**60)  # a block whose largest number lies between these needs no care
+LIMIT = 2.0**127  # the largest number that comes out of a transform
+
+
+def is_fast(length: int) -> bool:
+    """Whether a piece may have this length: even, and a product of small primes.
+
+    >>> [n for n in range(500, 515) if is_fast(n)]
+    [500, 504, 512]
+    """
+    if length < 2 or length % 2:
+        return False
+    for prime in PRIMES:
+        while length % prime == 0:
+            length //= prime
+    return length == 1
+
+
+def fast_at_most(length: int) -> int:
+    """The longest fast length that is not longer than this.
+
+    >>> fast_at_most(511), fast_at_most(3)
+    (504, 2)
+    """
+    if length < 2:
+        raise ValueError(f"no fast length is at most {length}: the shortest is 2.")
+    length -= length % 2
+    while not is_fast(length):
+        length -= 2
+    return length
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring pieces of one length, each read with the last of two axes first (``positions``), or as it is."""
+
+    start: int  # the first element
+    pieces: int
+    length: int  # of each
+    positions: int = 1  # a piece is a matrix of so many columns, which are strung together: column by column
+
+    @property
+    def stop(self) -> int:
+        """The element after the last."""
+        return self.start + self.pieces * self.length
+
+    def blocks(self) -> "Iterator[Run]":
+        """The same in runs of about ``BLOCK`` elements."""
+        most = max(1, BLOCK // self.length)
+        for first in range(0, self.pieces, most):
+            pieces = min(most, self.pieces - first)
+            yield Run(self.start + first * self.length, pieces, self.length, self.positions)
+
+    def as_lines(self, part: Tensor) -> Tensor:
+        """A view of the run's elements with every piece in the order in which it is transformed."""
+        return part.view(self.pieces, -1, self.positions).transpose(1, 2)
+
+
+def split_pieces(start: int, stop: int, length: int, positions: int = 1) -> list[Run]:
+    """Pieces of ``length`` from an even ``start`` to an even ``stop``; the rest in the longest fast pieces that fit.
+
+    >>> [(run.start, run.pieces, run.length) for run in split_pieces(0, 1030, 512)]
+    [(0, 2, 512), (1024, 1, 6)]
+    """
+    runs = []
+    while start < stop:
+        length = min(length, fast_at_most(stop - start))
+        pieces = (stop - start) // length
+        runs.append(Run(start, pieces, length, positions if length % positions == 0 else 1))
+        start += pieces * length
+    return runs
+
+
+def forward(x: Tensor, runs: list[Run], bins: Tensor, magnitudes: Tensor) -> bool:
+    """The bins of ``x`` and their magnitudes; False, and nothing of use, if ``x`` is not finite."""
+    for run in runs:
+        for block in run.blocks():
+            part = slice(block.start, block.stop), slice(block.start // 2, block.stop // 2)
+            if not _forward(_read(x, block), bins[part[0]], magnitudes[part[1]]):
+                return False
+    return True
+
+
+def inverse(bins: Tensor, runs: list[Run], out: Tensor, subtract: bool = False) -> None:
+    """``out`` becomes the vector of these bins; or loses it. ``out`` may be the very memory of ``bins``."""
+    for run in runs:
+        for block in run.blocks():
+            _write(_inverse(bins[block.start : block.stop], block), block, out, subtract)
+
+
+def _forward(pieces: Tensor, bins: Tensor, magnitudes: Tensor) -> bool:
+    kernel = kernels.on(pieces)
+    kernel.fold(torch.fft.rfft(pieces, norm="ortho"), bins, magnitudes)
+    largest = kernel.abs_max(bins)  # not of the magnitudes: they may be zero by underflow
+    if largest == 0 or SAFE[0] <= largest <= SAFE[1]:
+        return True
+    largest = kernel.abs_max(pieces.reshape(-1))
+    if not math.isfinite(largest):
+        return False
+    exponent = math.frexp(largest)[1]
+    kernel.fold(torch.fft.rfft(_shifted(pieces.clone(), -exponent), norm="ortho"), bins, magnitudes)
+    for result in (bins, magnitudes):
+        _shifted(result, exponent).clamp_(-LIMIT, LIMIT)
+    return True
+
+
+def _inverse(bins: Tensor, run: Run) -> Tensor:
+    kernel = kernels.on(bins)
+    half = torch.empty(run.pieces, run.length // 2 + 1, dtype=torch.complex64, device=bins.device)
+    kernel.unfold(bins, half)
+    largest = kernel.abs_max(bins)
+    if largest == 0 or SAFE[0] <= largest <= SAFE[1] or not math.isfinite(largest):
+        return _irfft(half, run.length)
+    exponent = math.frexp(largest)[1]
+    _shifted(torch.view_as_real(half), -exponent)
+    return _shifted(_irfft(half, run.length), exponent).clamp_(-LIMIT, LIMIT)
+
+
+def _irfft(half: Tensor, length: int) -> Tensor:
+    pieces: Tensor = torch.fft.irfft(half, n=length, norm="ortho")
+    return pieces
+
+
+def _shifted(x: Tensor, exponent: int) -> Tensor:
+    """``x * 2**exponent`` in place; in two steps, as the power alone may be beyond float32."""
+    half = exponent // 2
+    return x.mul_(2.0**half).mul_(2.0 ** (exponent - half))
+
+
+def _read(x: Tensor, run: Run) -> Tensor:
+    """The run's pieces as rows, in the order in which they are transformed."""
+    part = x[run.start : run.stop]
+    if part.numel() < run.pieces * run.length:
+        part = torch.nn.functional.pad(part, (0, 1))  # the zero at the end of a vector of odd length
+    return run.as_lines(part).reshape(run.pieces, run.length)
+
+
+def _write(pieces: Tensor, run: Run, out: Tensor, subtract: bool) -> None:
+    part = out[run.start : run.stop]
+    whole, padded = part, part.numel() < run.pieces * run.length
+    if padded:
+        whole = torch.nn.functional.pad(part, (0, 1))
+    lines, pieces = run.as_lines(whole), pieces.view(run.pieces, run.positions, -1)
+    lines.sub_(pieces) if subtract else lines.copy_(pieces)
+    if padded:
+        part.copy_(whole[:-1])

@@ -1,0 +1,128 @@
+"""RangeFloat: N bits an element, as floats that spend no code outside the range of the vector.
+
+Wang et al., "FFT-based gradient sparsification for the distributed training of deep neural networks", HPDC 2020.
+Meta: the layout of the codes (9 bytes). Body: ceil(N * n / 8) bytes of codes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors.rangefloat import codes
+from tersegrad.core import Compressor, Layout, Payload, State, param, stage
+from tersegrad.kernels.ops import packed_nbytes
+
+TUNE_EVERY = 64  # encodings between two choices of the mantissa
+MOVED = 2.0  # factor in the largest magnitude that calls for another choice at once
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, repr=False)
+class RangeFloat(Compressor):
+    """Floats of ``bits`` bits between ``low`` and ``high``, zero included (``codes.py``).
+
+    With m mantissa bits and x within the range, the error of a magnitude from eps on is below 2^-m of it (truncate) or
+    at most 2^-(m+1) (nearest); below eps it is at most eps, or eps / 2. What is beyond the range becomes its end.
+
+    A range that is not given is [-max|x|, max|x|], anew for every vector. A mantissa that is not given is the one with
+    the smallest squared error on a sample of the vector. It is chosen on the first vector, and again every 64 vectors
+    or when max|x| has moved by a factor of two since.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "RangeFloat()",
+        "RangeFloat(10, mantissa=5, rounding='truncate')",
+        "RangeFloat(3)",
+        "RangeFloat(6, low=-0.5, high=2.0)",
+        "TopK(0.1, values=RangeFloat(8))",
+    )
+
+    bits: int = param(8, "of an element, 2 to 16: fewer => fewer bytes, coarser")
+    mantissa: int | None = param(None, "more => finer steps over fewer powers of two; None: chosen by measuring")
+    low: float | None = param(None, "what is less becomes this; None: the opposite of high, or as the vector is")
+    high: float | None = param(None, "what is more becomes this; None: the opposite of low, or as the vector is")
+    rounding: str = param(
+        "nearest", 'or "truncate", as in the paper: towards zero, which shrinks all magnitudes a little'
+    )
+
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or not 2 <= self.bits <= 16:
+            raise ValueError(f"RangeFloat(bits={self.bits!r}): 2 to 16 bits. For 32, write Identity().")
+        m = self.mantissa
+        if m is not None and not (type(m) is int and 0 <= m < self.bits):
+            raise ValueError(
+                f"RangeFloat(bits={self.bits}, mantissa={m!r}): a mantissa has 0 to {self.bits - 1} of {self.bits} "
+                "bits. Leave it out to have it chosen."
+            )
+        if self.rounding not in ("nearest", "truncate"):
+            raise ValueError(f'RangeFloat(rounding={self.rounding!r}): write "nearest" or "truncate".')
+        self._check_range()
+
+    def _check_range(self) -> None:
+        for name, end, sign in (("low", self.low, -1), ("high", self.high, 1)):
+            if end is None:
+                continue
+            if isinstance(end, bool) or not isinstance(end, int | float) or not 0 <= sign * end <= _LARGEST:
+                raise ValueError(
+                    f"RangeFloat({name}={end!r}): low is at most 0, high at least 0, and both are finite float32 "
+                    "numbers. Write e.g. low=-1.0, high=1.0."
+                )
+        if self.low == 0 == self.high or (0 in (self.low, self.high) and None in (self.low, self.high)):
+            raise ValueError(
+                f"RangeFloat(low={self.low!r}, high={self.high!r}): a range of zero only; an end that is not given is "
+                "the opposite of the other. Give both, e.g. low=0.0, high=1.0."
+            )
+
+    @property
+    def _nearest(self) -> bool:
+        return self.rounding == "nearest"
+
+    @property
+    def _range(self) -> tuple[float, float] | None:
+        """The range, if it was given; an end that was not is the opposite of the other."""
+        low, high = self.low, self.high
+        if low is None:
+            return None if high is None else (-high, high)
+        return low, -low if high is None else high
+
+    def init(self, layout: Layout, seed: int) -> State:
+        """No mantissa chosen yet."""
+        return {} if self.mantissa is not None else {"mantissa": 0, "calls": 0, "tuned_at": 0.0}
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        """Look for the range unless all is given, then code."""
+        layout = self._layout(x, state)
+        if layout is not None:
+            nbytes, meta = packed_nbytes(x.numel(), self.bits), codes.layout_meta(layout)
+            payload = Payload.empty(nbytes, x.numel(), state, x.device, meta)
+            if codes.encode(x, layout, self._nearest, payload.body):
+                return payload
+        return Payload.nonfinite(x.numel(), state, x.device)
+
+    def _layout(self, x: Tensor, state: State) -> codes.Layout | None:
+        """None if ``x`` is seen not to be finite."""
+        ends = self._range
+        if ends is not None and self.mantissa is not None:
+            return codes.fit(self.bits, self.mantissa, *ends, self._nearest)
+        largest = kernels.on(x).abs_max(x)
+        if not math.isfinite(largest):
+            return None
+        ends = ends or (-largest, largest)
+        mantissa = self._chosen(x, ends, largest, state) if self.mantissa is None else self.mantissa
+        return codes.fit(self.bits, mantissa, *ends, self._nearest)
+
+    def _chosen(self, x: Tensor, ends: tuple[float, float], largest: float, state: State) -> int:
+        mantissa, calls, tuned_at = state["mantissa"], state["calls"], state["tuned_at"]
+        moved = not tuned_at / MOVED <= largest <= tuned_at * MOVED
+        if largest and (moved or calls >= TUNE_EVERY):
+            mantissa, calls, tuned_at = codes.best_mantissa(x, self.bits, *ends, self._nearest), 0, largest
+        stage(state, mantissa=mantissa, calls=calls + 1, tuned_at=tuned_at)
+        return int(mantissa)
+
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        """``acc += scale * x``; any codes are legal, the layout is checked."""
+        codes.decode_add(codes.read_layout(payload.meta, self.bits), payload.body, acc, scale)

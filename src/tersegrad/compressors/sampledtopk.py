@@ -1,0 +1,81 @@
+"""SampledTopK: the elements above the threshold of top-k in a random sample; DGC's way to select.
+
+Lin et al., "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors._sparse import Sparse
+from tersegrad.compressors._threshold import count_of, exceeding, largest
+from tersegrad.compressors.identity import Identity
+from tersegrad.core import Compressor, Layout, State, mix_seed, param, require_fraction, scratch, stage
+
+TOO_MANY = 4 / 3  # times k: if more pass, the k largest of them are sent
+LEAST_SEEN = 64  # a sample is so large that about as many of the k largest are in it: give or take an eighth
+
+
+@dataclass(frozen=True, repr=False)
+class SampledTopK(Sparse):
+    """Sends what reaches the smallest of the top k in a sample; if more than 4/3 k do, the k largest of those.
+
+    If fewer than k do, fewer are sent.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("SampledTopK(0.1, sample=0.5)", "SampledTopK(0.02)")
+
+    ratio: float = param(doc="fraction of elements asked for: lower => fewer bytes, more left for later")
+    sample: float = param(
+        0.01, "fraction of elements looked at for the threshold: lower => faster, a count further off"
+    )
+    values: Compressor = param(doc="codec of the values sent", factory=Identity)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self, "ratio", "0.1 % is SampledTopK(ratio=0.001).")
+        require_fraction(self, "sample", "The usual is sample=0.01.")
+
+    def init(self, layout: Layout, seed: int) -> State:
+        """All samples come from the seed and the number of encodings so far."""
+        return {**super().init(layout, seed), "seed": seed, "calls": 0}
+
+    def select(self, x: Tensor, state: State) -> Tensor | None:
+        """Sample, cut, and cut again if too many came through."""
+        n = x.numel()
+        k, seen = count_of(self.ratio, n), self.sample_size(n)
+        stage(state, calls=state["calls"] + 1)
+        if seen == n:
+            return largest(x, k, state)
+        threshold = self._threshold(x, seen, state)
+        if threshold is None:
+            return None
+        chosen = exceeding(x, threshold, state)
+        if chosen.numel() <= TOO_MANY * k:
+            return chosen
+        passed = scratch(state, "passed", chosen.numel(), torch.float32, x.device)
+        kernels.on(x).gather(x, chosen, passed)
+        best = largest(passed, k, state)
+        return None if best is None else chosen.index_select(0, best)
+
+    def sample_size(self, n: int) -> int:
+        """How many of n elements are looked at."""
+        return min(n, max(round(self.sample * n), math.ceil(LEAST_SEEN / self.ratio)))
+
+    def _threshold(self, x: Tensor, seen: int, state: State) -> float | None:
+        """The largest number below the smallest of the sample's top k, or zero; None if the sample is not finite."""
+        kernel = kernels.on(x)
+        positions = scratch(state, "positions", seen, torch.int32, x.device)
+        kernel.stratified(x.numel(), mix_seed(state["seed"], state["calls"], x.numel()), positions)
+        sample = scratch(state, "sample", seen, torch.float32, x.device)
+        kernel.gather(x, positions, sample)
+        best = largest(sample, count_of(self.ratio, seen), state)
+        if best is None:
+            return None
+        smallest = float(sample.index_select(0, best).abs_().min())
+        return float(np.nextafter(np.float32(smallest), np.float32(0)))

@@ -1,0 +1,172 @@
+"""SIDCo: the elements above a threshold that comes out of a fitted law, at the price of a few passes over memory.
+
+Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training systems",
+MLSys 2021.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tersegrad import kernels
+from tersegrad.compressors._sparse import Sparse
+from tersegrad.compressors._threshold import largest
+from tersegrad.compressors.identity import Identity
+from tersegrad.compressors.sidco import tails
+from tersegrad.compressors.sidco.sample import Sample, Tail
+from tersegrad.core import Compressor, Layout, State, param, report, require_fraction, scratch, stage
+from tersegrad.kernels.ops import FLOAT32_MAX
+
+LAWS = ("exponential", "gamma", "pareto")
+ADAPT_EVERY = 5  # steps between two looks at the number of stages
+TOLERANCE = 0.2  # of the target; within it, the number of stages stays
+CAP = 1.0 + TOLERANCE  # times the target: no step sends more
+FEEDBACK = 0.5  # of a step's error (in logarithms) is made good in the next goal
+REFINEMENTS = 4  # stages that one step may add to those planned
+GOAL_RANGE = 20.0  # the goal stays within this factor of the target
+
+
+@dataclass(frozen=True, repr=False)
+class SIDCo(Sparse):
+    """Sends what exceeds a threshold from a fitted law (exponential, gamma or Pareto) of the magnitudes.
+
+    Stage 1 fits all n magnitudes and keeps ``first_ratio`` of them. Every later stage m of M fits the excess of the c
+    elements above the threshold before it, and keeps an equal share of what is left to do:
+
+        eta_1 = F^-1(1 - first_ratio),  eta_m = eta_(m-1) + F_m^-1(1 - share_m),  share_m = (ratio n / c)^(1/(M-m+1))
+
+    If every fit is right, all later shares are the same, and first_ratio times their product is ``ratio``.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "SIDCo(0.1)",
+        "SIDCo(0.01, law='gamma', stages=2)",
+        "SIDCo(0.01, law='pareto', stages=3, values=BF16())",
+    )
+
+    ratio: float = param(doc="fraction of elements sent on average: lower => fewer bytes, more left for later")
+    law: str = param(
+        "exponential",
+        'of the first stage: "exponential", "gamma" or "pareto"; later ones Pareto, if not exponential',
+    )
+    stages: int | str = param("adaptive", 'more stages => a closer look at the tail, one more pass each; or "adaptive"')
+    first_ratio: float = param(0.25, "fraction kept by the first of several stages")
+    values: Compressor = param(doc="codec of the values sent", factory=Identity)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_fraction(self, "ratio", "1 % is SIDCo(ratio=0.01).")
+        require_fraction(self, "first_ratio", "The paper's is 0.25.")
+        if self.law not in LAWS:
+            raise ValueError(f"SIDCo(law={self.law!r}): the laws are {', '.join(map(repr, LAWS))}.")
+        if self.stages != "adaptive" and not (type(self.stages) is int and self.stages >= 1):
+            raise ValueError(f'SIDCo(stages={self.stages!r}): give a number from 1 on, or "adaptive".')
+
+    def init(self, layout: Layout, seed: int) -> State:
+        """One stage, no correction, no history."""
+        first = 1 if self.stages == "adaptive" else self.stages
+        return {**super().init(layout, seed), "stages": first, "goal": 1.0, "calls": 0, "achieved": 0.0, "empty": 0}
+
+    def select(self, x: Tensor, state: State) -> Tensor | None:
+        """Fit, select, and learn from how many came through."""
+        target = self.ratio * x.numel()
+        if not target:
+            return scratch(state, "chosen", 0, torch.int32, x.device)
+        sample = Sample(x, state)
+        if not sample.finite:
+            return None
+        threshold = self.threshold(sample, target * state["goal"], state["stages"])
+        fitted = sample.tail(threshold).count
+        if self.stages == "adaptive":
+            threshold = self._refined(sample, target, threshold)
+        chosen = scratch(state, "chosen", math.ceil(2 * CAP * target), torch.int32, x.device)
+        (found,) = kernels.read(kernels.on(x).above(x, min(threshold, FLOAT32_MAX), chosen))
+        count = int(found)
+        self._learn(sample, fitted, target, state)
+        empty = state["empty"] + (count == 0)
+        stage(state, empty=empty)
+        report(state, empty=empty)
+        cap = math.ceil(CAP * target)
+        if count < target / 2 and sample.tail(0.0).count > count:
+            return largest(x, max(1, round(target)), state)  # no law fits: a constant vector, a few spikes
+        if count <= cap:
+            return chosen[:count]
+        if count > chosen.numel():
+            return largest(x, cap, state)
+        passed = scratch(state, "passed", count, torch.float32, x.device)
+        kernels.on(x).gather(x, chosen[:count], passed)
+        best = largest(passed, cap, state)
+        return None if best is None else chosen[:count].index_select(0, best)
+
+    def threshold(self, sample: Sample, goal: float, stages: int) -> float:
+        """The magnitude that about ``goal`` elements of the sample exceed."""
+        tail = sample.tail(0.0)
+        if tail.count <= goal:
+            return 0.0
+        ratio = goal / tail.count  # zeros are never sent: the law is that of the others
+        if ratio >= self.first_ratio or stages == 1:
+            return self._first(sample, tail, ratio)
+        threshold = self._first(sample, tail, self.first_ratio)
+        for left in range(stages - 1, 0, -1):
+            tail = sample.tail(threshold)
+            if tail.count < 2:
+                break  # nothing left to fit
+            share = min((goal / tail.count) ** (1 / left), 2.0)
+            threshold = max(0.0, threshold + self._stage(tail, share))
+        return threshold
+
+    def _refined(self, sample: Sample, target: float, threshold: float) -> float:
+        """Further stages in the same step while the fit is off; the law of the last tail also leads back down."""
+        for _ in range(REFINEMENTS):
+            tail = sample.tail(threshold)
+            if abs(tail.count / target - 1) <= TOLERANCE / 4:
+                break
+            if tail.count < 2:
+                threshold /= 2
+            else:
+                share = min(max(target / tail.count, 0.25), 4.0)
+                threshold = max(0.0, threshold + self._stage(tail, share))
+        return threshold
+
+    def _first(self, sample: Sample, tail: Tail, ratio: float) -> float:
+        if self.law == "exponential":
+            return tails.exponential(tail.mean, ratio)
+        if self.law == "pareto":
+            return tails.pareto(tail.mean, tail.variance, ratio)
+        return tails.gamma(tail.mean, sample.mean_log(), ratio)
+
+    def _stage(self, tail: Tail, ratio: float) -> float:
+        if self.law == "exponential":
+            return tails.exponential(tail.mean, ratio)
+        return tails.pareto(tail.mean, tail.variance, ratio)
+
+    # ---- the controller -----------------------------------------------------------------------------
+
+    def _learn(self, sample: Sample, count: float, target: float, state: State) -> None:
+        """Corrects the goal at every step; every few steps, if still off, tries one stage more and one less.
+
+        It learns from what the planned stages would have sent, so that further ones become needless.
+        """
+        error = math.log(target / max(count, 0.1 * target))
+        goal = min(max(state["goal"] * math.exp(FEEDBACK * error), 1 / GOAL_RANGE), GOAL_RANGE)
+        calls, achieved = state["calls"] + 1, state["achieved"] + count / target
+        stages = state["stages"]
+        if calls == ADAPT_EVERY:
+            if self.stages == "adaptive" and abs(achieved / calls - 1) > TOLERANCE:
+                stages = self._best_stages(sample, target, stages)
+                goal = goal if stages == state["stages"] else 1.0
+            calls, achieved = 0, 0.0
+        stage(state, goal=goal, stages=stages, calls=calls, achieved=achieved)
+
+    def _best_stages(self, sample: Sample, target: float, stages: int) -> int:
+        """Of this number of stages, one less and one more: the one that comes closest to the target on this vector."""
+        most = max(1, math.ceil(math.log(self.ratio) / math.log(0.5)))
+
+        def miss(candidate: int) -> float:
+            count = sample.tail(self.threshold(sample, target, candidate)).count
+            return abs(math.log(max(count, 0.1) / target))
+
+        return min((c for c in (stages + 1, stages, stages - 1) if 1 <= c <= most), key=miss)

@@ -1,0 +1,88 @@
+"""Comm: the only way out of the process."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Pending(ABC):
+    """A message on its way: what it sends must stay as it is, and where it arrives must not be read, until ``wait``."""
+
+    @abstractmethod
+    def wait(self) -> Tensor:
+        """Returns where the message arrived, once it is there and the one that went out has left. To be called once."""
+
+    def future(self) -> "torch.futures.Future[Any] | None":
+        """Completes when ``wait`` would return at once, and fails as it would; None if there is no such thing.
+
+        For hosts that must not block. Whoever takes the future does not call ``wait``.
+        """
+        return None
+
+
+class Comm(ABC):
+    """Every call is collective: all workers make the same calls in the same order.
+
+    Tensors that a call returns live in the Comm's own buffers and are valid until its next call.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """Begins to make ``x`` the sum over workers, in place, the same bits everywhere."""
+
+    def all_reduce(self, x: Tensor) -> None:
+        """``x`` becomes the sum over workers, the same bits everywhere."""
+        self.start_all_reduce(x).wait()
+
+    @abstractmethod
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Every worker's bytes in rank order; lengths may differ."""
+
+    @abstractmethod
+    def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
+        """Begins to send bytes to rank + ``by`` of the ring, and to receive those of rank - ``by`` in ``into``.
+
+        ``into`` is a buffer: what arrives may be shorter, never longer. An empty ``x`` is no message, and none arrives
+        in an empty ``into``. Messages between two workers arrive in the order in which they were started.
+        """
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        """``x`` becomes the root's ``x``."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Scratch that all buckets over this Comm share; never saved, used by one thread at a time."""
+        scratch: dict[str, Any] = self.__dict__.setdefault("_shared", {})
+        return scratch
+
+
+class Buffers:
+    """Float32 buffers that all buckets over a Comm share: borrowed for a while, and given back."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    @staticmethod
+    def of(comm: Comm) -> "Buffers":
+        """The ones of this Comm."""
+        buffers: Buffers = comm.shared.setdefault("buffers", Buffers())
+        return buffers
+
+    def borrow(self, numel: int, device: torch.device) -> Tensor:
+        """One of at least ``numel`` elements; contents undefined."""
+        fitting = [i for i, b in enumerate(self._free) if b.numel() >= numel and b.device == device]
+        if fitting:
+            return self._free.pop(fitting[0])
+        if self._free:
+            self._free.pop()  # too short: a longer one takes its place
+        return torch.empty(numel, device=device)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Nobody reads it any more."""
+        self._free.append(buffer)

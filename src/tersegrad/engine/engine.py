@@ -1,0 +1,275 @@
+"""Engine: one training step over many buckets, for any host.
+
+A host hands over gradients (``submit``) and is called back when each holds the mean over workers. Three kinds of threads
+meet here, and every method that is not for the host's thread alone says so:
+
+- the host's: submits, and asks for metrics and state between two steps;
+- the worker's: reduces buckets in one order on all ranks, commits or rolls back;
+- gloo's: completes the buckets of uncompressed steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import tersegrad
+from tersegrad.comm.metered import Metered
+from tersegrad.comm.torch import NetworkError, TorchComm
+from tersegrad.comm.traffic import all_reduce_traffic
+from tersegrad.core import Reducer, needs_of
+from tersegrad.core import state as states
+from tersegrad.engine import checkpoint, replicas
+from tersegrad.engine.buckets import BucketStore
+from tersegrad.engine.failure_report import Doing, FailureReporter
+from tersegrad.engine.gradient import Done, Gradient
+from tersegrad.engine.metrics import metrics_of, residual_norm
+from tersegrad.engine.options import Options
+from tersegrad.engine.pipeline import Pipeline
+from tersegrad.engine.reassembly import Reassembly
+from tersegrad.engine.uncompressed import Uncompressed
+from tersegrad.engine.warm import warm
+from tersegrad.engine.worker import Worker
+from tersegrad.reducers.dense import Dense
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Averages gradients by a spec, over a process group of its own.
+
+    Args:
+        spec: How.
+        shapes: Of the tensors that have gradients, by name.
+        options: What the host was told.
+        ranks: The process group whose ranks take part.
+        replicas: The parameters as they are between two steps, for ``check_replicas``.
+    """
+
+    def __init__(
+        self,
+        spec: Reducer,
+        shapes: dict[str, tuple[int, ...]],
+        options: Options,
+        ranks: dist.ProcessGroup,
+        replicas: Callable[[], dict[str, Tensor]],
+    ):
+        self.spec = spec
+        self._options = options
+        self._numel = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
+        self._replicas = replicas
+        self._step = 0
+        self._in_step = False  # some of its buckets have come, and not the last
+        self._uncompressed_step = False
+        self._arrived: list[Gradient] = []  # of this step; they are done together
+        self._handed_over = self._taken = 0  # buckets, to the worker and by it
+        self._nonfinite_steps = 0
+        self._dense_bytes = 0
+        self._exchanged = 0  # the step that is being reduced
+        self._group: dist.ProcessGroup | None = None
+        self._reporter = FailureReporter(ranks, options.group, self._doing)
+        self._worker = Worker(self._reporter.explain)
+        self._reporter.start()
+        try:
+            self._connect(shapes)
+            self._worker.call(self._agree, together=True)
+            warm(spec, sum(self._numel.values()))
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        options = self._options
+        self._group = options.group or self._new_group()
+        self._torch_comm = TorchComm(self._group)
+        comm = self._torch_comm if options.network is None else options.network(self._torch_comm)
+        self._comm = Metered(comm)
+        self._store = BucketStore(self.spec, shapes, comm, options.seed, options.scaler is not None)
+        self._reassembly = Reassembly(self._numel)
+        self._pipeline = Pipeline(self.spec, self._store, self._comm, options.nonfinite != "propagate")
+        self._uncompressed = Uncompressed(self._comm, self._fail)
+
+    def _new_group(self) -> dist.ProcessGroup:
+        try:
+            group: dist.ProcessGroup = dist.new_group(timeout=timedelta(seconds=self._options.timeout), backend="gloo")
+            return group
+        except RuntimeError as error:
+            raise self._reporter.explain(NetworkError(str(error))) from error
+
+    def _doing(self) -> Doing:
+        """On the reporter's thread."""
+        busy = self._worker.busy or (self._group is not None and self._uncompressed.busy)
+        return busy, self._exchanged if busy else self._step
+
+    def _agree(self) -> None:
+        """On the worker's thread. All ranks say what they are about to do; who differs is named on every rank."""
+        numel = sum(self._numel.values())
+        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {numel} parameters"
+        said = self._comm.inner.all_gather(torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8))
+        texts = [bytes(text.tolist()).decode(errors="replace") for text in said]
+        if len(set(texts)) > 1:
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
+            raise ValueError(f"the workers do not agree:\n{lines}\nCall attach() with the same spec on every worker.")
+
+    # ---- one bucket ------------------------------------------------------------------------------
+
+    def submit(self, gradient: Gradient, last: bool) -> None:
+        """Takes one bucket of this step, and returns at once.
+
+        Args:
+            gradient: The bucket; its ``done`` is called when its buffer holds the mean.
+            last: Whether it is the last bucket of the step.
+        """
+        if not self._in_step:
+            self._uncompressed_step = self._is_uncompressed()
+        self._in_step = not last
+        number, nbytes = self._step, gradient.buffer.numel() * gradient.buffer.element_size()
+        self._step += last
+        self._dense_bytes += all_reduce_traffic(self._comm.size, nbytes).sent
+        if self._uncompressed_step:
+            self._exchanged = number
+            self._uncompressed.start(gradient)
+            return
+        known = replace(gradient, step=number, lr=self._options.lr(), scale=self._options.scale())
+        self._handed_over += 1
+        self._worker.submit(lambda: self._take(known, last), lambda error: self._complete(known, last, error))
+
+    def _is_uncompressed(self) -> bool:
+        """Whether only the mean of the step that begins is wanted. The worker is idle, and all ranks answer alike."""
+        options, every = self._options, self._options.check_replicas
+        if options.network is not None or options.scaler is not None or options.nonfinite != "propagate":
+            return False
+        if self._comm.size == 1 or self._worker.failed or (every and self._step % every == 0):
+            return False
+        if needs_of(self.spec).squares is not None or not self._reassembly.is_over(self._step):
+            return False
+        return all(type(self.spec.active(e.state, self._step)) is Dense for e in self._store.entries())
+
+    def _fail(self, error: NetworkError, done: Done) -> None:
+        """On gloo's thread. The worker finds out whose fault it is, and refuses all that comes later."""
+        self._worker.submit(lambda: _raise(error), done)
+
+    def _take(self, gradient: Gradient, last: bool) -> None:
+        """On the worker's thread. While the bytes of a bucket travel, the next one is encoded, if it is there."""
+        self._exchanged = gradient.step
+        self._taken += 1
+        if not self._arrived:
+            self._compare_replicas(gradient.step)
+        self._arrived.append(gradient)
+        if not self._reassembly.holds(gradient):
+            self._pipeline.start(gradient)
+        if last or self._taken == self._handed_over:
+            self._pipeline.finish()
+        if last:
+            self._end_step(gradient.step)
+
+    def _compare_replicas(self, step: int) -> None:
+        every = self._options.check_replicas
+        if every is not None and step % every == 0:
+            replicas.compare(self._replicas(), self._comm.inner, step)
+
+    def _end_step(self, step: int) -> None:
+        for whole, put_back in self._reassembly.assembled(step + 1):
+            self._pipeline.start(whole)
+            self._pipeline.finish()
+            put_back()
+        nonfinite = self._pipeline.commit()
+        if not nonfinite:
+            return
+        self._nonfinite_steps += 1
+        if self._options.nonfinite == "skip":
+            for gradient in self._arrived:
+                gradient.buffer.zero_()
+        if self._options.nonfinite == "raise":
+            raise FloatingPointError(
+                f"step {step}: the mean gradient of {_some(nonfinite)} is not finite. Nothing of this step is "
+                'remembered. With nonfinite="skip" such steps have no effect; a GradScaler needs nonfinite="propagate".'
+            )
+
+    def _complete(self, gradient: Gradient, last: bool, error: BaseException | None) -> None:
+        """On the worker's thread. Together, so that all can still be changed when the last one is known."""
+        if not any(gradient is known for known in self._arrived):
+            self._arrived.append(gradient)  # refused before it was looked at
+        if last or error is not None:
+            for known in self._arrived:
+                known.done(error)
+            self._arrived.clear()
+
+    # ---- between two steps -----------------------------------------------------------------------
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Does something on the worker's thread between two buckets, and waits for the result."""
+        return self._worker.call(work)
+
+    def metrics(self, norms: bool) -> dict[str, Any]:
+        """See ``Handle.metrics``."""
+        figures = metrics_of(self.spec, self._store, self._comm, self._dense_bytes)
+        norm = {"residual_norm": residual_norm(self.spec, self._store)} if norms else {}
+        return {"steps": self._step, "nonfinite_steps": self._nonfinite_steps, **figures, **norm}
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state by tensor name."""
+        buckets = self._reassembly.saved or [list(entry.layout.names) for entry in self._store.entries()]
+        return {
+            "format": checkpoint.FORMAT,
+            "spec": repr(self.spec),
+            "step": self._step,
+            "rank": self._comm.rank,
+            "ranks": self._comm.size,
+            "buckets": buckets,
+            "tensors": {name: states.copy(piece) for name, piece in self._store.pieces().items()},
+        }
+
+    def load_state_dict(self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool) -> checkpoint.Saved:
+        """Takes up one of the saved states, and returns it. Nothing changes if it does not fit."""
+        one = checkpoint.select(saved, self._comm.rank, self._comm.size)
+        pieces = checkpoint.require_fit(one, self.spec, self._numel, self._store.fresh_piece, strict)
+        self._store.load(pieces)
+        self._step = one["step"]
+        self._reassembly.load(one["buckets"], self._step)
+        return one
+
+    def flush(self, put: Callable[[str, Tensor], None]) -> None:
+        """Sends every residual, uncompressed, and clears it; ``put`` is given the mean for each tensor. All ranks call."""
+        self._worker.call(lambda: self._flush(put), together=True)
+
+    def _flush(self, put: Callable[[str, Tensor], None]) -> None:
+        """On the worker's thread."""
+        for layout, state in self._store.all_states():
+            residual = self.spec.residual(layout, state)
+            total = layout.zeros() if residual is None else residual.clone()
+            self.spec.clear(layout, state)
+            self._comm.all_reduce(total)
+            states.commit(state)
+            for name, part in zip(layout.names, total.div_(self._comm.size).split(layout.sizes), strict=True):
+                put(name, part)
+
+    def residuals(self) -> list[tuple[str, Tensor]]:
+        """Every tensor's slice of the residual, until the next step. Between two steps, in which the worker is idle."""
+        found: list[tuple[str, Tensor]] = []
+        for layout, state in self._store.all_states():
+            residual = self.spec.residual(layout, state)
+            if residual is not None:
+                found += zip(layout.names, residual.split(layout.sizes), strict=True)
+        return found
+
+    def close(self) -> None:
+        """Waits for the worker and frees its process group. Harmless twice."""
+        self._reporter.stop()
+        if self._worker.stop() and self._options.group is None and self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+            # gloo's thread spins on sockets that another rank has closed, until nobody holds the group here either.
+            self._group = None
+            self._torch_comm.release()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _some(names: list[str], at_most: int = 5) -> str:
+    return ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")

@@ -1,0 +1,29 @@
+"""Codes of 1 to 16 bits side by side in bytes."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_BITS", "check_packed", "packed_nbytes"]
+
+MAX_BITS = 16  # of one code
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """Bytes of ``count`` codes of ``bits`` bits each.
+
+    >>> packed_nbytes(5, 3), packed_nbytes(8, 10), packed_nbytes(0, 7)
+    (2, 10, 0)
+    """
+    if not 1 <= bits <= MAX_BITS:
+        raise ValueError(f"a code has 1 to {MAX_BITS} bits, not {bits}")
+    return -(-count * bits // 8)
+
+
+def check_packed(codes: Tensor, bits: int, data: Tensor) -> None:
+    """Raise unless ``codes`` can hold the codes and ``data`` has exactly their bytes."""
+    nbytes = packed_nbytes(codes.numel(), bits)
+    if codes.dtype != torch.int32 and (codes.dtype != torch.uint8 or bits > 8):
+        allowed = "int32 or uint8" if bits <= 8 else "int32"
+        raise TypeError(f"codes of {bits} bits are {allowed}, not {codes.dtype}")
+    if data.numel() != nbytes:
+        raise ValueError(f"{codes.numel()} codes of {bits} bits take {nbytes} bytes, not {data.numel()}")

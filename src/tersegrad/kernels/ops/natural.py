@@ -1,0 +1,24 @@
+"""Exponents and signs, 9 bits an element."""
+
+from torch import Tensor
+
+from tersegrad.kernels.ops.bits import packed_nbytes
+
+__all__ = ["TOP_EXPONENT", "check_natural", "natural_nbytes"]
+
+TOP_EXPONENT = 254  # the largest exponent field that is finite
+
+
+def natural_nbytes(n: int) -> int:
+    """Bytes of ``n`` elements: exponents, then signs.
+
+    >>> natural_nbytes(8), natural_nbytes(9)
+    (9, 11)
+    """
+    return n + packed_nbytes(n, 1)
+
+
+def check_natural(n: int, data: Tensor) -> None:
+    """Raise ValueError unless ``data`` has exactly the bytes of the elements."""
+    if data.numel() != natural_nbytes(n):
+        raise ValueError(f"{n} elements take {natural_nbytes(n)} bytes, not {data.numel()}")

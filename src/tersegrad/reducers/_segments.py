@@ -1,0 +1,225 @@
+"""A bucket in segments, for exchanges that reduce every segment at another worker."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tersegrad.comm import frame as frames
+from tersegrad.comm.exchange import receive_buffer
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Layout,
+    Payload,
+    Pending,
+    State,
+    Step,
+    accumulate,
+    adds_in_place,
+    decode_sum,
+    mix_seed,
+    scratch,
+    stage,
+    staged,
+    subtract,
+)
+
+
+class Place(NamedTuple):
+    """A segment of a bucket: its layout, and where it begins and ends."""
+
+    layout: Layout
+    start: int
+    stop: int
+
+
+def places(layout: Layout, count: int, state: State) -> list[Place]:
+    """The bucket in ``count`` segments of the same length (to one element); kept in the state's scratch.
+
+    >>> [(p.layout.names, p.layout.sizes, p.start, p.stop) for p in places(Layout(("w", "b"), ((7,), (3,))), 2, {})]
+    [(('w',), (5,), 0, 5), (('w', 'b'), (2, 3), 5, 10)]
+    """
+    if state.get("_places_of") != layout.id:
+        ends = [layout.numel * i // count for i in range(count + 1)]
+        state["_places"] = [Place(layout.slice(start, stop), start, stop) for start, stop in pairwise(ends)]
+        state["_places_of"] = layout.id
+    found: list[Place] = state["_places"]
+    return found
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """Into how many segments a bucket is split, and what they are encoded with."""
+
+    compressor: Compressor
+    count: int
+    seed: int  # the same on two workers only if they shall draw the same random numbers
+
+    def init(self, layout: Layout) -> State:
+        """One state of the compressor per segment, under the names of the tensors that the segment touches."""
+        segments: State = {}
+        for i, (part, _, _) in enumerate(places(layout, self.count, {})):
+            segments[str(i)] = {"names": list(part.names), "layout": part.id, "inner": self._fresh(i, part)}
+        return {"segments": segments}
+
+    def segments(self, step: Step, x: Tensor, out: Tensor, state: State, spec: int) -> "list[Segment]":
+        """The segments of this step."""
+        made = []
+        for i, (part, start, stop) in enumerate(places(step.layout, self.count, state)):
+            inner = self._inner(i, part, state["segments"][str(i)])
+            made.append(Segment(self.compressor, spec, step.on(part), inner, state, x[start:stop], out[start:stop]))
+        return made
+
+    def _inner(self, i: int, part: Layout, saved: State) -> State:
+        """The compressor's state. One that comes from other buckets is of no use here, and is replaced."""
+        if saved["layout"] != part.id:
+            stage(saved, layout=part.id, inner=self._fresh(i, part))
+            saved = staged(saved)
+        inner: State = saved["inner"]
+        return inner
+
+    def _fresh(self, i: int, part: Layout) -> State:
+        return self.compressor.init(part, mix_seed(self.seed, i)) if part.numel else {}
+
+
+class Term(NamedTuple):
+    """``scale * decoded(payload)``, and whose payload it is."""
+
+    payload: Payload
+    scale: float
+    rank: int
+
+
+@dataclass
+class Segment:
+    """One segment of the bucket in one step. An empty one is never encoded nor sent."""
+
+    compressor: Compressor
+    spec: int  # fingerprint, for the frames
+    step: Step
+    state: State  # the compressor's
+    memory: State  # for scratch that all segments share
+    x: Tensor
+    out: Tensor
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.step.layout.numel
+
+    @property
+    def capacity(self) -> int:
+        """No frame of this segment is longer."""
+        return frames.max_frame_nbytes(self.step.layout) if self.numel else 0
+
+    def encode(self) -> Payload:
+        """The payload of ``x``."""
+        if self.numel:
+            return self.compressor.encode(self.x, self.state)
+        return Payload(torch.empty(0, dtype=torch.uint8, device=self.x.device), 0)
+
+    def seal(self, payload: Payload) -> Tensor:
+        """The frame of a payload."""
+        if not self.numel:
+            return payload.body
+        if payload.nbytes > self.capacity:
+            raise ValueError(
+                f"{self.compressor!r} made {payload.nbytes} bytes of {payload.numel} elements; at most {self.capacity} "
+                "can be needed."
+            )
+        return frames.seal(payload, self.spec, self.step)
+
+    def receive_buffer(self, key: str) -> Tensor:
+        """Where a frame of this segment can arrive."""
+        return receive_buffer(self.memory, key, self.capacity)
+
+    def open(self, message: Tensor, rank: int) -> Payload:
+        """The payload in a message that ``rank`` sent; the message may be followed by anything."""
+        if not self.numel:
+            return self.encode()
+        length = frames.read_header(message, rank).length
+        return frames.open_frame(message[:length], self.spec, self.step, rank)
+
+    def add(self, terms: Iterable[Term]) -> None:
+        """``x += sum of terms``. Terms that arrive one after the other are added as they come, where that can be."""
+        if not self.numel:
+            for _ in terms:  # nothing to add, but messages that are to be waited for
+                pass
+        elif adds_in_place(self.compressor):
+            for payload, scale, rank in terms:
+                with _blaming(rank):
+                    accumulate(self.compressor, payload, self.x, scale)
+        else:
+            self._add_transformed(list(terms))
+
+    def _add_transformed(self, terms: list[Term]) -> None:
+        """All terms have the same scale: they are summed in the compressor's domain and come back once."""
+        if terms:
+            total = scratch(self.memory, "sum", self.x.numel(), torch.float32, self.x.device)
+            with _blaming(*(term.rank for term in terms)):
+                decode_sum(self.compressor, [term.payload for term in terms], terms[0].scale, total, self.state)
+            self.x.add_(total)
+
+    def decode(self, payload: Payload, rank: int) -> None:
+        """``out = decoded(payload)``; the payload is that rank's."""
+        if self.numel:
+            with _blaming(rank):
+                decode_sum(self.compressor, [payload], 1.0, self.out, self.state)
+
+    def subtract(self, payload: Payload) -> None:
+        """``x -= decoded(payload)``."""
+        if self.numel:
+            subtract(self.compressor, payload, self.x, self.state)
+
+
+@contextmanager
+def _blaming(*ranks: int) -> Iterator[None]:
+    """Says of a payload that cannot be decoded whose it is."""
+    try:
+        yield
+    except frames.FrameError:
+        raise
+    except ValueError as error:
+        who = ", ".join(map(str, ranks))
+        raise frames.FrameError(f"rank {who} sent a frame that cannot be decoded: {error}") from error
+
+
+def announce(segments: list[Segment], result: Payload, comm: Comm) -> Callable[[], None]:
+    """Sends this worker's result for its own segment to all; the function that it returns decodes it and theirs."""
+    own = segments[comm.rank]
+    frame = own.seal(result)
+    others = [segments[(comm.rank - by) % comm.size] for by in range(1, comm.size)]
+    under_way = [
+        comm.start_shift(frame, theirs.receive_buffer(f"from {by}"), by) for by, theirs in enumerate(others, start=1)
+    ]
+
+    def finish() -> None:
+        own.decode(result, comm.rank)
+        for rank, payload in arriving(under_way, others, comm):
+            segments[rank].decode(payload, rank)
+
+    return finish
+
+
+def arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> Iterator[tuple[int, Payload]]:
+    """What the workers 1, 2, ... places before this one sent, one after the other, with their ranks.
+
+    A wrong frame is an error only once all other messages have come and gone. gloo forgets what a rank that gives up
+    has not yet sent: others would wait for that in vain, and never come to the wrong frame themselves.
+    """
+    messages = iter(under_way)
+    for by, (message, segment) in enumerate(zip(messages, expected, strict=True), start=1):
+        rank = (comm.rank - by) % comm.size
+        try:
+            payload = segment.open(message.wait(), rank)
+        except frames.FrameError:
+            with suppress(RuntimeError, ValueError):  # a second thing that is wrong must not hide the first
+                for other in messages:
+                    other.wait()
+            raise
+        yield rank, payload

@@ -1,0 +1,243 @@
+"""GradiVeQ: convolutions travel as coefficients of a learned basis, and are summed as such.
+
+Yu et al., "GradiVeQ: vector quantization for bandwidth-efficient gradient aggregation in distributed CNN training",
+NeurIPS 2018.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from tersegrad.core import (
+    Comm,
+    Finish,
+    Layout,
+    Memory,
+    Reducer,
+    State,
+    Step,
+    Vector,
+    added,
+    nothing_left,
+    param,
+    phases,
+    reduce,
+    report,
+    require,
+    stage,
+    staged,
+)
+from tersegrad.reducers.dense import Dense
+from tersegrad.reducers.gradiveq import fitting
+from tersegrad.reducers.gradiveq.layer import COMPRESS, LEARN, REFUSED, WARM_UP, Layer, drifted
+from tersegrad.reducers.gradiveq.message import reduce_learners, reduce_packed
+from tersegrad.reducers.gradiveq.slices import Slicing, slicing
+
+HELD_OUT = 0.2  # of the samples do not shape the basis, but judge it
+LOOKS = 40  # at the loss, in one compressed phase
+LONGEST_REFUSAL = 8  # compressed phases that a refused layer waits before it learns again, at most
+
+
+@dataclass(frozen=True, repr=False)
+class GradiVeQ(Reducer):
+    """Sends slices of convolutions as d coefficients each in a basis learned from past means, by one all-reduce.
+
+    A layer is split into slices of K elements (``slices.py``). For worker n, slice m, basis U and mean mu_m:
+
+        c = U^T (g - mu_m)       the mean over workers of c is c of the mean gradient
+        mean gradient = U c + mu_m
+
+    A layer warms up, learns U and mu from ``learn`` means, goes compressed for ``compress`` steps, and learns again.
+    All workers are in the same phase: it depends on what all of them received. Everything else travels as it is.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "GradiVeQ(warmup=0, learn=2, compress=2, worst=None, tiny=0)",
+        "GradiVeQ(slice_size=20, loss=0.3, warmup=1, learn=3, compress=3, worst=9.0, order='channel', tiny=0)",
+        "GradiVeQ(warmup=0, learn=2, compress=9, learning=TwoShot(QSGD(bits=4)), coefficients=TwoShot(QSGD(bits=8)), "
+        "basis='slice', worst=None, linear=True)",
+        "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
+    )
+
+    slice_size: int = param(1024, "K at most: longer slices => more in common, fewer bytes, more work and memory (K d)")
+    loss: float = param(0.1, "lambda, of the samples' energy that the basis may miss: more => fewer coefficients")
+    learn: int = param(100, "L_t, steps whose means are samples: more => a surer basis, more steps uncompressed")
+    compress: int = param(400, "L_c, steps between two learnings: more => fewer bytes, a staler basis")
+    warmup: int = param(2500, "plain steps before the first learning")
+    basis: str = param(
+        "layer", 'one for each "layer", or for each "slice": d times the layer\'s memory, and few samples'
+    )
+    order: str = param("channel", 'a slice is whole input "channel"s, or whole kernel "position"s, as in the paper')
+    learning: Reducer = param(doc="how layers travel while they learn; quantised => fewer bytes", factory=Dense)
+    coefficients: Reducer = param(doc="how coefficients travel", factory=Dense)
+    worst: float | None = param(
+        0.5, "of held-out gradients' energy: a basis that misses more is refused; None: not judged"
+    )
+    drift: float | None = param(3.0, "learns early when the odds of the loss have grown so much; None: never")
+    samples: int = param(1 << 22, "floats kept of a layer while it learns: fewer => less memory, fewer slices sampled")
+    linear: bool = param(False, "True: matrices too (beyond the paper)")
+    tiny: int = param(1024, "layers of fewer elements travel as they are")
+
+    def __post_init__(self) -> None:
+        for name in ("learning", "coefficients"):
+            require(self, name, Reducer, f"Write e.g. {name}=TwoShot(QSGD(bits=8)).")
+            self._refuse_memory(name)
+        least = 2 if self.worst is None else 3
+        bounds = {"slice_size": 1, "learn": least, "compress": 1, "warmup": 0, "samples": 1, "tiny": 0}
+        for name, smallest in bounds.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < smallest:
+                raise ValueError(f"GradiVeQ({name}={value!r}): give a whole number from {smallest} on.")
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"GradiVeQ(loss={self.loss!r}): a share of the energy, at least 0 and below 1, e.g. 0.01.")
+        for name, choices in (("basis", ("layer", "slice")), ("order", ("position", "channel"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"GradiVeQ({name}={getattr(self, name)!r}): write {choices[0]!r} or {choices[1]!r}.")
+        for name, bound in (("worst", 0.0), ("drift", 1.0)):
+            value = getattr(self, name)
+            if value is not None and not value > bound:
+                raise ValueError(f"GradiVeQ({name}={value!r}): give a number above {bound}, or None to switch it off.")
+
+    def _refuse_memory(self, name: str) -> None:
+        inner = getattr(self, name)
+        for spec in inner.walk():
+            if isinstance(spec, GradiVeQ | Memory):
+                raise ValueError(
+                    f"GradiVeQ({name}={inner!r}): {type(spec).__name__} has a memory that would be of another phase "
+                    f"or another basis. Write ErrorFeedback(GradiVeQ(...)) to keep what is not sent."
+                )
+
+    def loses(self, workers: int) -> float:
+        """As the two that it sends with."""
+        return max(self.learning.loses(workers), self.coefficients.loses(workers))
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether layers that learn travel by themselves: not where both they and the rest go dense."""
+        return not isinstance(self.learning, Dense)
+
+    @property
+    def codes_apart(self) -> bool:
+        """Likewise for coefficients."""
+        return not isinstance(self.coefficients, Dense)
+
+    @property
+    def fitted(self) -> int:
+        """How many of the samples shape the basis; the others judge it."""
+        return self.learn if self.worst is None else self.learn - max(1, round(HELD_OUT * self.learn))
+
+    def slicing(self, shape: tuple[int, ...]) -> Slicing | None:
+        """How a tensor of this shape is split; None if it always travels as it is."""
+        return None if math.prod(shape) < self.tiny else slicing(shape, self.slice_size, self.order, self.linear)
+
+    def init(self, layout: Layout, comm: Comm) -> State:
+        """Every layer before its first phase."""
+        members = [i for i, shape in enumerate(layout.shapes) if self.slicing(shape) is not None]
+        part = layout.subset(members)
+        first = WARM_UP if self.warmup else LEARN
+        layers = {
+            f"layer {name}": {
+                "names": [name],
+                "phase": first,
+                "count": 0,  # steps of this phase
+                "samples": {},  # while learning
+                "fit": {},  # while compressed
+                "local_loss": {},  # while compressed: of the first look, and of the recent ones
+                "report": {"fits": 0, "refusals": 0, "drifts": 0},
+            }
+            for name in part.names
+        }
+        state: State = {"layers": layers}
+        if self.learns_apart:
+            state["learning"] = {"names": list(part.names), "inner": self.learning.init(part, comm)}
+        if self.codes_apart:
+            state["coefficients"] = self.coefficients.init(layout, comm)
+            _refuse_tensors(state["coefficients"], self.coefficients)
+        return state
+
+    def _layers(self, layout: Layout, x: Tensor, out: Tensor, state: State) -> list[Layer]:
+        found = []
+        for i, name in enumerate(layout.names):
+            slicing = self.slicing(layout.shapes[i])
+            if slicing is not None:
+                start, end = layout.offsets[i : i + 2]
+                memory = state["layers"][f"layer {name}"]
+                found.append(Layer(i, slicing, memory, memory["phase"], x[start:end], out[start:end]))
+        return found
+
+    def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
+        """Each layer by its phase: one all-reduce for all that may be added, then what was learned from it."""
+        x = added(x)
+        layers = self._layers(step.layout, x, out, state)
+        learners = [layer for layer in layers if layer.phase == LEARN]
+        coded = [layer for layer in layers if layer.phase == COMPRESS]
+        apart = learners if self.learns_apart else []
+        if not coded and not apart:
+            reduce(Dense(), step, x, out, {}, comm)  # in place: nothing to pack
+        else:
+            if apart:
+                reduce_learners(self, step, apart, x, out, state, comm)
+            seen = reduce_packed(self, step, coded, apart, x, out, state, comm)
+            self._note_losses(coded, seen)
+        for layer in layers:
+            if layer.phase == LEARN:
+                fitting.sample(self, layer, state)
+            else:
+                self._advance(layer)
+        if due := fitting.due(self, learners):
+            fitting.fit(self, due, comm)
+        for layer in layers:
+            name = step.layout.names[layer.place]
+            report(layer.memory, layer={name: staged(layer.memory)["report"]})
+        return nothing_left
+
+    # ---- phases ------------------------------------------------------------------------------------
+
+    def looks(self, layer: Layer) -> bool:
+        """Whether the loss of a compressed layer is looked at in this step."""
+        every = max(1, self.compress // LOOKS)
+        return self.drift is not None and layer.memory["count"] % every == 0
+
+    def _note_losses(self, coded: list[Layer], seen: list[float]) -> None:
+        """The mean over workers of the local loss, the same on all of them; the recent ones are averaged."""
+        looking = [layer for layer in coded if self.looks(layer)]
+        for layer, loss in zip(looking, seen, strict=True):
+            if not math.isfinite(loss):
+                continue  # of gradients so large that their squares are not numbers
+            known = layer.memory["local_loss"]
+            recent = (known["recent"] + loss) / 2 if known else loss
+            layer.loss = {"first": known.get("first", loss), "recent": recent}
+            stage(layer.memory, local_loss=layer.loss)
+
+    def _advance(self, layer: Layer) -> None:
+        """Counts a step of a phase other than learning; at its end the layer learns."""
+        memory, count = layer.memory, layer.memory["count"] + 1
+        has_drifted = self.drift is not None and layer.phase == COMPRESS and drifted(layer.loss, self.drift, self.loss)
+        refusals = memory["report"]["refusals"]
+        pause = self.compress * min(2 ** max(0, refusals - 1), LONGEST_REFUSAL)
+        lasts = {WARM_UP: self.warmup, COMPRESS: self.compress, REFUSED: pause}[layer.phase]
+        if count >= lasts or has_drifted:
+            figures = {**memory["report"], "drifts": memory["report"]["drifts"] + has_drifted}
+            stage(memory, phase=LEARN, count=0, fit={}, local_loss={}, report=figures)
+        else:
+            stage(memory, count=count)
+
+
+def _refuse_tensors(state: State, spec: Reducer) -> None:
+    """Coefficients change their number with every basis, so nothing may be kept for each of them."""
+    for value in state.values():
+        if isinstance(value, dict):
+            _refuse_tensors(value, spec)
+        elif isinstance(value, Tensor):
+            raise ValueError(
+                f"GradiVeQ(coefficients={spec!r}) keeps something for each element, and the number of coefficients "
+                "changes. Use a method that keeps nothing, e.g. AllReduce(BF16())."
+            )
+
+
+@phases.register
+def _phases(reducer: GradiVeQ) -> list[Reducer]:
+    """The same without waiting: it learns in a few steps, and then goes compressed whatever the basis is."""
+    return [reducer, replace(reducer, warmup=0, learn=3, compress=2, worst=None, samples=1 << 16)]

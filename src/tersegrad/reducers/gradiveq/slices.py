@@ -1,0 +1,69 @@
+"""Slices: how the gradient of a convolution is split into vectors of equal length that resemble each other."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from torch import Tensor
+
+from tersegrad import kernels
+
+SHARED = 3  # slices of a layer, at least: with fewer there is nothing that one basis could serve
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """One layer seen as ``count`` vectors of ``length`` elements; how they lie in it is told in ``kernels``."""
+
+    filters: int  # F
+    positions: int  # P, if the order is by position; 1 if it is by channel
+    run: int  # 1, if the order is by position; else K / F elements that follow each other in the layer and in the slice
+    length: int  # K
+    count: int
+
+    def split(self, x: Tensor, slices: Tensor) -> Tensor:
+        """The slices of ``x``, one in a row, written into the vector ``slices``."""
+        kernels.on(x).to_slices(x, slices, self.filters, self.positions, self.run)
+        return slices.view(self.count, self.length)
+
+    def join(self, slices: Tensor, mean: Tensor, x: Tensor, subtract: bool = False) -> None:
+        """``x = slices + mean`` in the order of the layer, or ``x -= slices + mean``."""
+        layout = (self.filters, self.positions, self.run)
+        kernels.on(x).from_slices(slices.view(-1), mean.view(-1), x, *layout, subtract)
+
+
+@cache
+def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: bool = False) -> Slicing | None:
+    """How a weight of this shape is split, by its shape alone; None if it is left as it is.
+
+    Weights of three to five dimensions are taken for convolutions, (F, D, kernel...): D is the depth of a group in a
+    grouped one, and the first dimension counts as filters in a transposed one. With ``linear``, so are matrices.
+
+    By "position" (the paper's order: positions, depth, filters) a slice is all filters and channels at some positions
+    of the kernel; by "channel" all filters and positions of some input channels. So with (middle, outer) = (D, P) or
+    (P, D), the length K is the largest that is at most ``size`` and a third of the layer among F * middle * (divisors
+    of outer); or, where all of these are too long, among F * (divisors of middle).
+
+    >>> slicing((16, 16, 3, 3), 4096)  # the paper's example: three slices, a row of the kernel each
+    Slicing(filters=16, positions=9, run=1, length=768, count=3)
+    >>> slicing((256, 256, 3, 3), 4096).length // 256  # 256 * 256 is too long: 16 channels of all filters
+    16
+    >>> slicing((64, 64, 3, 3), 4096, order="channel").length // 64  # 4 channels, all positions, all filters
+    36
+    """
+    dimensions = range(2 if linear else 3, 6)
+    if len(shape) not in dimensions or not math.prod(shape):
+        return None
+    filters, depth, positions = shape[0], shape[1], math.prod(shape[2:])
+    middle, outer = (depth, positions) if order == "position" else (positions, depth)
+    longest = min(size, math.prod(shape) // SHARED) // filters
+    lengths = [middle * d for d in _divisors(outer)] + _divisors(middle)
+    length = filters * max((n for n in lengths if n <= longest), default=0)
+    if not length:
+        return None
+    layout = (positions, 1) if order == "position" else (1, length // filters)
+    return Slicing(filters, *layout, length, math.prod(shape) // length)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,104 @@
+"""Presets: one-word names for specs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A one-word name for a spec."""
+
+    group: str
+    spec: str
+    meaning: str
+
+
+PLAIN, PAPERS, SPARSE, QUANTISED, LOW_RANK = (
+    "Plain",
+    "The four papers",
+    "Sparse",
+    "Quantised",
+    "Low rank",
+)
+
+PRESETS = {
+    "none": Preset(PLAIN, "Dense()", "plain float32 all-reduce, as DDP does it"),
+    "bf16": Preset(PLAIN, "AllReduce(BF16())", "half the bytes, summed in bfloat16; the strongest plain baseline"),
+    "fp16": Preset(PLAIN, "AllReduce(FP16())", "half the bytes, summed in float16"),
+    "auto": Preset(PLAIN, "Auto()", "tries methods in the first steps and keeps the fastest; dense where that is best"),
+    "sidco": Preset(
+        PAPERS,
+        "ErrorFeedback(AllGather(SIDCo(ratio=0.01)))",
+        "about 1 % above a fitted threshold (SIDCo-E), with error feedback",
+    ),
+    "vgc": Preset(PAPERS, "ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
+    "fft": Preset(
+        PAPERS,
+        "AllGather(PerTensor(FFT(theta=0.85)))",
+        "the largest 15 % of each tensor's frequencies, in 10 bits",
+    ),
+    "gradiveq": Preset(
+        PAPERS,
+        "GradiVeQ(slice_size=4096, loss=0.01, order='position', learning=TwoShot(QSGD(bits=4)))",
+        "slices of convolutions in a learnt basis, summed in it",
+    ),
+    "topk": Preset(
+        SPARSE, "ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"
+    ),
+    "topk8": Preset(
+        SPARSE,
+        "ErrorFeedback(AllGather(TopK(ratio=0.01, values=Blockwise())))",
+        "as topk, with a byte for each value instead of four",
+    ),
+    "topk4": Preset(
+        SPARSE,
+        "ErrorFeedback(Schedule(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))), 'ratio', "
+        "steps={0: 0.25, 200: 0.03}))",
+        "the largest 3 % in four bits each, 25 % in the first 200 steps: fewer bytes than topk, nearer to plain",
+    ),
+    "ahead": Preset(
+        SPARSE,
+        "StepAhead(ErrorFeedback(Schedule(AllGather(TopK(ratio=0.01, values=RangeFloat(bits=4))), 'ratio', "
+        "steps={0: 0.25, 200: 0.01})))",
+        "the largest 1 % in four bits each after the same beginning, gradients taken a step ahead; needs optimizer=",
+    ),
+    "dgc": Preset(
+        SPARSE,
+        "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(ratio=0.001))), 'ratio', "
+        "steps={0: 0.25, 400: 0.0625, 800: 0.015625, 1200: 0.004, 1600: 0.001}))",
+        "momentum before sending, 25 % down to 0.1 %; for SGD without momentum of its own",
+    ),
+    "randomk": Preset(
+        SPARSE,
+        "ErrorFeedback(AllReduce(RandomK(ratio=0.01)))",
+        "1 % drawn by lot, the same on all workers",
+    ),
+    "threshold": Preset(SPARSE, "ErrorFeedback(AllGather(Threshold(tau=0.01)))", "what exceeds a fixed threshold"),
+    "redsync": Preset(
+        SPARSE, "ErrorFeedback(AllGather(RedSync(ratio=0.01)))", "1 to 2 %, by a threshold that is found by halving"
+    ),
+    "gaussiank": Preset(
+        SPARSE, "ErrorFeedback(AllGather(GaussianK(ratio=0.01)))", "about 1 %, by the threshold of a normal law"
+    ),
+    "strom": Preset(SPARSE, "ErrorFeedback(AllGather(Strom(tau=0.01)))", "signs of what exceeds a fixed threshold"),
+    "qsgd": Preset(QUANTISED, "AllGather(QSGD(bits=4))", "stochastic rounding to 4 bits an element"),
+    "signsgd": Preset(
+        QUANTISED, "SignSGD()", "majority vote of signs, +-1: one bit each way; needs a small learning rate"
+    ),
+    "signum": Preset(QUANTISED, "SignSGD(momentum=0.9)", "majority vote of the signs of each worker's momentum, +-1"),
+    "efsignsgd": Preset(
+        QUANTISED,
+        "ErrorFeedback(AllGather(PerTensor(ScaledSign())))",
+        "signs times each tensor's mean magnitude, with error feedback",
+    ),
+    "onebit": Preset(
+        QUANTISED, "ErrorFeedback(AllGather(OneBit()))", "signs with two means for every 1024 elements, error feedback"
+    ),
+    "terngrad": Preset(
+        QUANTISED, "AllGather(PerTensor(TernGrad()))", "-s, 0 or s by chance, 1.6 bits an element, clipped at 2.5 sigma"
+    ),
+    "natural": Preset(QUANTISED, "AllGather(Natural())", "random rounding to powers of two, 9 bits an element"),
+    "int8": Preset(
+        QUANTISED, "ErrorFeedback(TwoShot(Blockwise()))", "8 bits an element in blocks of 2048, with error feedback"
+    ),
+    "powersgd": Preset(LOW_RANK, "ErrorFeedback(PowerSGD(rank=2))", "every matrix as a product of two thin ones"),
+}

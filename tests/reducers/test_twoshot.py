@@ -1,0 +1,132 @@
+"""TwoShot: one sum in full precision, two encodings, both errors accounted for; two rounds whatever the workers."""
+
+import re
+
+import pytest
+import torch
+
+from support import exchange_cases
+from support import laws
+from support.exchange_cases import WRONG, Corrupting, _Logged, _Tens, tens
+from tersegrad.comm.torch import threads
+from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, TopK
+from tersegrad.core import HEADER_NBYTES, Bucket
+from tersegrad.engine.roundtrip import roundtrip
+from tersegrad.reducers import Ring, TwoShot
+from tersegrad.comm.frame import FrameError
+from tersegrad.wrappers import ErrorFeedback
+
+COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("numel", [1, 3, 101])
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+def test_laws_for_sizes_that_do_not_divide(compressor, numel, size):
+    reducer, gradient, bucket = ErrorFeedback(TwoShot(compressor)), laws.laplace(numel), Bucket.flat(numel)
+    laws.check_conservation(reducer, size, gradient, bucket)
+    laws.check_replicas_identical(TwoShot(compressor), size, gradient, bucket)
+
+
+def reduced(reducer, xs):
+    """Means and rests of all workers."""
+
+    def work(comm):
+        x, bucket = xs[comm.rank].clone(), Bucket.flat(xs[0].numel())
+        out = torch.empty_like(x)
+        reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
+        return out, x
+
+    return threads.run(len(xs), work)
+
+
+def test_both_errors_stay_where_they_are_made():
+    """Worked out by hand: all but the owner round their part to tens, the owner rounds the mean."""
+    size, numel = 4, 12
+    xs = 400 * torch.randn(size, numel, generator=torch.Generator().manual_seed(2))
+    want_out, want_rest = torch.empty(numel), xs - tens(xs)
+    for owner in range(size):
+        here = slice(3 * owner, 3 * owner + 3)
+        others = [tens(xs[w, here]) for w in range(size) if w != owner]
+        mean = (xs[owner, here] + sum(others)) / size
+        want_out[here] = tens(mean)
+        want_rest[owner, here] = size * (mean - tens(mean))
+    for worker, (out, rest) in enumerate(reduced(TwoShot(_Tens()), list(xs))):
+        assert torch.equal(out, want_out)
+        assert torch.allclose(rest, want_rest[worker], atol=1e-3)
+
+
+def test_the_error_does_not_grow_with_the_workers_as_in_a_ring():
+    """Rounded twice at most, against once per hop: with eight workers and a coarse codec that shows."""
+    xs = [torch.randn(8000, generator=torch.Generator().manual_seed(rank)) for rank in range(8)]
+    want = torch.stack(xs).mean(0)
+    error = {make: float((reduced(make(BF16()), xs)[0][0] - want).norm()) for make in (Ring, TwoShot)}
+    assert error[TwoShot] < 0.8 * error[Ring]
+
+
+def test_one_worker_is_the_compressor_alone():
+    x = laws.laplace(1000)(0, 0)
+    for compressor in (TopK(0.1), BF16(), FFT()):
+        out, rest = reduced(TwoShot(compressor), [x])[0]
+        decoded, _ = roundtrip(compressor, x)
+        assert torch.equal(out, decoded)
+        assert torch.allclose(rest, x - decoded, atol=1e-6)
+
+
+@pytest.mark.parametrize("compressor", [BF16(), TopK(0.3), FFT(0.5), QSGD()], ids=repr)
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("rank", range(3))
+def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
+    xs = [laws.laplace(60)(r, 0) for r in range(3)]
+    xs[rank][20 * place + 3] = [float("nan"), float("inf"), float("-inf")][place]
+    for out, _ in reduced(TwoShot(compressor), xs):
+        assert not out.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.05), QSGD()], ids=repr)
+def test_traffic_does_not_grow_with_the_workers(compressor, size):
+    numel = 32_000
+    body = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1].body.numel()
+    messages = 2 * (size - 1)
+    for sent in exchange_cases.sent_bytes(TwoShot(compressor), size, numel):
+        assert sent <= 2 * body * (1 - 1 / size) * 1.02 + messages * (HEADER_NBYTES + 32)
+        if compressor.summable is not None:
+            assert sent == 2 * body * (size - 1) // size + messages * HEADER_NBYTES
+
+
+def test_every_segment_is_encoded_while_the_one_before_travels():
+    """Three messages are on their way before the first is waited for, and again three in the second round."""
+    log = exchange_cases.events(TwoShot(_Logged()), 4)
+    first = [*["encode", "start"] * 3, *["waited"] * 3]
+    assert log == [*first, "encode", *["start"] * 3, *["waited"] * 3]
+
+
+@pytest.mark.parametrize("text", ["TwoShot(BF16())", "ErrorFeedback(TwoShot(TopK(0.1)))", "TwoShot(QSGD())"])
+@pytest.mark.parametrize("numel", [3, 5000])
+def test_processes_do_what_threads_do(gloo4, text, numel):
+    over_gloo = gloo4.run(exchange_cases.over_gloo, text, numel)
+    assert over_gloo == threads.run(4, lambda comm: exchange_cases.outcome(comm, text, numel))
+    assert over_gloo[0][0::2] == over_gloo[3][0::2]
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_a_wrong_frame_names_its_sender(says):
+    def work(comm):
+        comm = Corrupting(comm, WRONG[says]) if comm.rank == 2 else comm
+        exchange_cases.outcome(comm, "TwoShot(TopK(0.1))", 1000)
+
+    with pytest.raises(FrameError, match=says):
+        threads.run(4, work)
+
+
+@pytest.mark.parametrize("text", ["TwoShot(BF16())", "SignSGD()"])
+def test_a_wrong_frame_ends_every_process_within_the_timeout(gloo4, text):
+    ends = gloo4.run(exchange_cases.corrupt_over_gloo, text, 8.0)
+    assert all(ends[rank].startswith("FrameError: rank 2's frame is corrupt") for rank in (0, 1, 3)), ends
+    assert re.match("NetworkError|FrameError", ends[2])
+
+
+def test_a_reducer_is_not_a_compressor():
+    with pytest.raises(TypeError, match=r"Write e\.g\. TwoShot\(TopK"):
+        TwoShot(Ring(BF16()))
