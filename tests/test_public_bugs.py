@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from support import laws
 from support.registered import COMPRESSORS, REDUCERS
 from tersegrad import Metered, roundtrip
-from tersegrad.comm.torch import threads
+from tersegrad.comm import threads
 from tersegrad.compressors import OneBit, RandomK, Threshold
-from tersegrad.core import Bucket
+from tersegrad.core import Layout, Step, reduce
 from tersegrad.reducers import AllGather, AllReduce, PowerSGD
 from tersegrad.specs.parse import PRESETS, parse
+from tersegrad.testing import reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -24,30 +24,30 @@ def test_grace_one_bit_decodes_to_507():
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_grace_powersgd_returns_the_sum(size):
     """A matrix of rank one, the same on all workers, came back ``size`` times too large."""
-    bucket = Bucket(("w",), ((30, 20),))
+    bucket = Layout(("w",), ((30, 20),))
     x = torch.outer(torch.linspace(-1, 1, 30), torch.linspace(1, 2, 20)).reshape(-1)
 
     def work(comm):
         out = torch.empty_like(x)
         reducer = PowerSGD(rank=1)
-        reducer.reduce(bucket, x.clone(), out, reducer.init(bucket, comm), comm)
+        reduce(reducer, Step(bucket), x.clone(), out, reducer.init(bucket, comm), comm)
         return out
 
-    laws.assert_close(threads.run(size, work)[0], x, 1e-5, "mean")
+    runs.assert_close(threads.run(size, work)[0], x, 1e-5, "mean")
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if parse(name).conserves])
 def test_a_gradient_that_all_workers_share_comes_back_as_it_is_on_the_whole(preset):
     """Sum instead of mean: over some steps and what is remembered, nothing is multiplied by the number of workers."""
     x = torch.linspace(-1.0, 1.0, 5000)
-    traces = laws.run(parse(preset), 4, lambda rank, step: x.clone(), Bucket.flat(5000), steps=3)
-    arrived = torch.stack(traces[0].means).sum(0) + laws.mean([t.held[-1] + sum(t.rests) for t in traces])
-    laws.assert_close(arrived, 3 * x, 1e-4, "three gradients")
+    traces = runs.run(parse(preset), 4, lambda rank, step: x.clone(), Layout.flat(5000), steps=3)
+    arrived = torch.stack(traces[0].means).sum(0) + runs.mean([t.held[-1] + sum(t.rests) for t in traces])
+    runs.assert_close(arrived, 3 * x, 1e-4, "three gradients")
 
 
 @every_preset
 def test_grace_powersgd_makes_nan_of_zero(preset):
-    traces = laws.run(parse(preset), 2, lambda rank, step: torch.zeros(5000), Bucket.flat(5000))
+    traces = runs.run(parse(preset), 2, lambda rank, step: torch.zeros(5000), Layout.flat(5000))
     assert all(bool(m.isfinite().all()) for t in traces for m in t.means)
 
 
@@ -81,8 +81,8 @@ def test_grace_all_gather_needs_equal_counts():
     def gradient(rank, step):
         return torch.arange(1000) < 10 * 7**rank  # 10, 70, 490 ones
 
-    traces = laws.run(reducer, 3, lambda rank, step: gradient(rank, step).float(), Bucket.flat(1000), steps=1)
-    want = laws.mean([gradient(rank, 0).float() for rank in range(3)])
+    traces = runs.run(reducer, 3, lambda rank, step: gradient(rank, step).float(), Layout.flat(1000), steps=1)
+    want = runs.mean([gradient(rank, 0).float() for rank in range(3)])
     assert torch.equal(traces[2].means[0].double(), want.float().double())
 
 
@@ -91,12 +91,12 @@ def test_grace_all_gather_needs_equal_counts():
 )
 def test_grace_sends_a_byte_for_a_bit(preset, bits):
     numel = 100_000
-    bucket = Bucket.flat(numel)
+    bucket = Layout.flat(numel)
 
     def work(comm):
         metered, reducer = Metered(comm), parse(preset)
         x = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))
-        reducer.reduce(bucket, x, x, reducer.init(bucket, comm), metered)
+        reduce(reducer, Step(bucket), x, x, reducer.init(bucket, comm), metered)
         return metered.total.sent
 
     assert threads.run(2, work)[0] <= bits * numel / 8 + 300
@@ -105,4 +105,4 @@ def test_grace_sends_a_byte_for_a_bit(preset, bits):
 @pytest.mark.parametrize("reducer", [r for r in REDUCERS if isinstance(r, AllReduce)], ids=repr)
 def test_one_overflow_poisons_nothing_for_good(reducer):
     """torch's PowerSGD hook never recovers; nor does GRACE's residual. The law is run for all; here with feedback."""
-    laws.check_nonfinite(ErrorFeedback(reducer), float("inf"), 3)
+    reducers.check_nonfinite(ErrorFeedback(reducer), float("inf"), 3)

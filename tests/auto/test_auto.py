@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tersegrad import parse
-from tersegrad.comm.torch import threads
-from tersegrad.core import state as states
-from tersegrad.core import Bucket
+from tersegrad.comm import threads
 from tersegrad.comm.metered import Tap
+from tersegrad.core import Layout, Step, reduce
+from tersegrad.core import state as states
 from tersegrad.wrappers import Auto
 
 _clock = threading.local()
@@ -36,7 +36,7 @@ class _Wire(Tap):
 
     bandwidth = FAST
 
-    def saw(self, traffic, started, overlapped=0.0):
+    def observe(self, traffic, started, overlapped=0.0):
         mine = torch.tensor([started], dtype=torch.float64).view(torch.uint8)
         begun = max(float(there.view(torch.float64)) for there in self.inner.all_gather(mine))
         _clock.now = max(_clock.now, begun + traffic.sent / self.bandwidth + 1e-4 * traffic.hops)
@@ -48,7 +48,7 @@ class _Run:
 
     spec: Auto
     comm: threads.ThreadComm
-    buckets: list[Bucket]
+    buckets: list[Layout]
     ready: list[float]
     noise: float = 0.0
     sent: list[torch.Tensor] = field(default_factory=list)
@@ -78,11 +78,11 @@ class _Run:
             if poisoned and self.comm.rank == 1:
                 x[3] = math.nan
             xs.append(x.clone())
-            self.spec.reduce(bucket, x, x, state, self.wire)
+            reduce(self.spec, Step(bucket), x, x, state, self.wire)
             outs.append(x)
         kept = all(bool(out.isfinite().all()) for out in outs)
         for state in self.states:
-            states.settle(state, keep=kept)
+            (states.commit if kept else states.roll_back)(state)
         if kept:
             self.sent.append(torch.cat(outs))
             self.given.append(torch.cat(xs))
@@ -91,7 +91,7 @@ class _Run:
 
 
 def buckets(count=3, numel=2000):
-    return [Bucket((f"w{i}",), ((numel // 50, 50),), seed=1) for i in range(count)]
+    return [Layout((f"w{i}",), ((numel // 50, 50),), seed=1) for i in range(count)]
 
 
 def train(work, size=2, spec=SPEC, ready=(0.01, 0.02, 0.03), noise=0.0, numel=2000):
@@ -316,7 +316,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(before):
         run.frame.bandwidth = SLOW
         run.step = before
         for bucket, mine, fresh in zip(run.buckets, saved[run.comm.rank], run.states, strict=True):
-            states.paste(states.cut(mine, bucket), fresh, bucket)
+            states.merge(states.split(mine, bucket), fresh, bucket)
         return run.steps(8)
 
     went_on, uninterrupted = train(second)[0], train(whole)[0]
@@ -333,7 +333,7 @@ def test_flush_sends_what_is_late_and_dense_is_plain_again():
         state, out = run.states[0], torch.zeros(2000)
         held = state["residual"].clone()
         run.spec.flush(run.buckets[0], out, state)
-        states.settle(state, keep=True)
+        states.commit(state)
         return torch.equal(out, held), bool(held.any()), bool(state["residual"].any()), state["late"]
 
     assert train(work)[0] == (True, True, False, False)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from tersegrad.comm.torch import threads
 from tersegrad.auto.choice import (
     Measured,
     Trial,
@@ -17,6 +16,7 @@ from tersegrad.auto.choice import (
     method_for_bucket,
     winner,
 )
+from tersegrad.comm import threads
 
 
 def trial(seconds, step=1.0, slack=0.0, left=0.0):

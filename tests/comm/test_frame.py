@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersegrad import Metered, TopK
-from tersegrad.comm.torch import threads
-from tersegrad.comm.torch import frame
-from tersegrad.core import HEADER_NBYTES, Bucket, Payload
+from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
+from tersegrad.comm.torch import frame
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate
 
 SPEC = TopK(0.1)
 X = torch.linspace(-1, 1, 100)
 
 
-def bucket(step: int = 3, numel: int = 100) -> Bucket:
-    b = Bucket(("layer.weight",), ((numel,),))
+def bucket(step: int = 3, numel: int = 100) -> Layout:
+    b = Layout(("layer.weight",), ((numel,),))
     b.step = step
     return b
 
@@ -36,7 +36,7 @@ def test_golden_header():
     """The layout is a promise to other versions: these bytes may change only together with VERSION."""
     payload = Payload.empty(3, 3, {}, torch.device("cpu"))
     payload.body.copy_(torch.tensor([1, 2, 3], dtype=torch.uint8))
-    b = Bucket(("w",), ((3,),))
+    b = Layout(("w",), ((3,),))
     b.step = 258
     data = bytes(frame.seal(payload, 0x1122334455667788, b).tolist())
     assert data[:8] == b"TGRD\x01\x00\x00\x00"
@@ -54,7 +54,7 @@ def test_checksum_is_xxh64_of_header_and_body():
 
 def test_a_frame_decodes_with_no_other_knowledge():
     decoded = torch.zeros(100)
-    SPEC.accumulate(open_it(frame()), decoded)
+    accumulate(SPEC, open_it(frame()), decoded)
     assert torch.equal(decoded[decoded != 0], X[decoded != 0])
     assert int((decoded != 0).sum()) == 10
 
@@ -66,7 +66,7 @@ def test_nonfinite_payload_travels_as_a_flag():
     opened = open_it(frame.seal(payload, SPEC.fingerprint(), bucket()))
     assert not opened.finite
     acc = torch.zeros(100)
-    SPEC.accumulate(opened, acc)
+    accumulate(SPEC, opened, acc)
     assert bool(acc.isnan().all())
 
 

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersegrad.codecs import fourier
-from tersegrad.compressors.fft.fourier import LIMIT, Run, cut, fast_at_most, forward, inverse, is_fast
+from tersegrad.compressors.fft.fourier import BLOCK, LIMIT, Run, fast_at_most, forward, inverse, is_fast, split_pieces
 
 
 def transform(x, runs):
@@ -55,7 +54,7 @@ def test_nothing_is_shorter_than_two():
 
 @given(start=st.integers(0, 50), count=st.integers(0, 3000), half=st.integers(1, 600), positions=st.integers(1, 9))
 def test_pieces_follow_each_other_without_gaps(start, count, half, positions):
-    runs = cut(2 * start, 2 * start + 2 * count, fast_at_most(2 * half), positions)
+    runs = split_pieces(2 * start, 2 * start + 2 * count, fast_at_most(2 * half), positions)
     place = 2 * start
     for run in runs:
         assert run.start == place
@@ -72,23 +71,23 @@ def test_a_run_in_blocks_is_the_run():
     assert len(blocks) == 5
     assert [b.start for b in blocks[1:]] == [b.stop for b in blocks[:-1]]
     assert (blocks[0].start, blocks[-1].stop) == (run.start, run.stop)
-    assert all(b.pieces * b.length <= fourier.BLOCK and b.positions == 9 for b in blocks)
+    assert all(b.pieces * b.length <= BLOCK and b.positions == 9 for b in blocks)
 
 
 RUNS = {
-    "one element": (1, cut(0, 2, 64)),
-    "three": (3, cut(0, 4, 64)),
-    "even": (1000, cut(0, 1000, 64)),
-    "odd": (1001, cut(0, 1002, 64)),
-    "one piece": (720, cut(0, 720, 720)),
-    "many blocks": (300_001, cut(0, 300_002, 1000)),
+    "one element": (1, split_pieces(0, 2, 64)),
+    "three": (3, split_pieces(0, 4, 64)),
+    "even": (1000, split_pieces(0, 1000, 64)),
+    "odd": (1001, split_pieces(0, 1002, 64)),
+    "one piece": (720, split_pieces(0, 720, 720)),
+    "many blocks": (300_001, split_pieces(0, 300_002, 1000)),
     "turned": (1153, [Run(0, 8, 144, 9), Run(1152, 1, 2)]),
     "turned and padded": (1151, [Run(0, 8, 144, 9)]),
 }
-every_cut = pytest.mark.parametrize("name", RUNS)
+every_split = pytest.mark.parametrize("name", RUNS)
 
 
-@every_cut
+@every_split
 def test_spectrum_is_that_of_numpy(name):
     numel, runs = RUNS[name]
     x = gaussian(numel)
@@ -100,7 +99,7 @@ def test_spectrum_is_that_of_numpy(name):
     assert np.isclose(np.square(expected).sum(), np.square(x.numpy().astype(np.float64)).sum())
 
 
-@every_cut
+@every_split
 def test_there_and_back(name):
     numel, runs = RUNS[name]
     x = gaussian(numel)
@@ -118,7 +117,7 @@ def test_there_and_back(name):
 
 @pytest.mark.parametrize("exponent", [-149, -130, -100, -45, 55, 100, 125])
 def test_powers_of_two_come_out_of_the_transform_as_they_went_in(exponent):
-    runs = cut(0, 1000, 200)
+    runs = split_pieces(0, 1000, 200)
     x = gaussian(1000)
     if exponent == 125:
         x = x / 50  # so that no bin reaches the limit
@@ -138,14 +137,14 @@ def test_powers_of_two_come_out_of_the_transform_as_they_went_in(exponent):
 
 def test_what_no_float32_holds_is_saturated():
     x = torch.full((1000,), 1e38)
-    finite, bins, magnitudes = transform(x, cut(0, 1000, 1000))
+    finite, bins, magnitudes = transform(x, split_pieces(0, 1000, 1000))
     assert finite
     assert bins[0] == magnitudes[0] == LIMIT  # sqrt(1000) * 1e38 would be 3e39
     out = torch.empty(1000)
-    inverse(bins, cut(0, 1000, 1000), out)
+    inverse(bins, split_pieces(0, 1000, 1000), out)
     assert torch.allclose(out, torch.tensor(LIMIT / 1000**0.5))
     spike = torch.full((1000,), LIMIT)  # in all bins: the vector would be sqrt(2000) times as large in one place
-    inverse(spike, cut(0, 1000, 1000), out)
+    inverse(spike, split_pieces(0, 1000, 1000), out)
     assert bool(out.isfinite().all())
     assert float(out.abs().max()) == LIMIT
 
@@ -155,14 +154,14 @@ def test_what_no_float32_holds_is_saturated():
 def test_what_is_not_finite_is_seen_wherever_it_is(bad, where):
     x = gaussian(300_001)
     x[where] = bad
-    assert not transform(x, cut(0, 300_002, 1000))[0]
+    assert not transform(x, split_pieces(0, 300_002, 1000))[0]
 
 
 def test_a_sum_that_is_not_finite_stays_so():
     bins = torch.zeros(100)
     bins[3] = float("nan")
     out = torch.zeros(100)
-    inverse(bins, cut(0, 100, 100), out)
+    inverse(bins, split_pieces(0, 100, 100), out)
     assert not bool(out.isfinite().any())
 
 
@@ -170,5 +169,5 @@ def test_input_is_left_alone():
     for scale in (1.0, 1e-30, 1e30):
         x = gaussian(999) * scale
         before = x.clone()
-        transform(x, cut(0, 1000, 90))
+        transform(x, split_pieces(0, 1000, 90))
         assert torch.equal(x, before)

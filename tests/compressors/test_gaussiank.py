@@ -6,7 +6,7 @@ from scipy import stats
 
 from tersegrad import roundtrip
 from tersegrad.compressors import GaussianK
-from tersegrad.core import Bucket
+from tersegrad.core import Layout
 
 
 def sent(spec, x):
@@ -23,7 +23,7 @@ def gaussian(n, seed=0):
 
 def threshold(x, ratio):
     method = GaussianK(ratio)
-    return method.threshold(x, method.init(Bucket.flat(x.numel()), 0))
+    return method.threshold(x, method.init(Layout.flat(x.numel()), 0))
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001, 1e-5])

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tersegrad.core import state as states
 from tersegrad.compressors import Natural
-from tersegrad.core import HEADER_NBYTES, Bucket, Payload
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, sections
+from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode, roundtrip
 
 
@@ -18,11 +18,11 @@ def gaussian(n, seed=0):
 def draws(x, count, seed=0):
     """What ``count`` encodings of the same vector decode to, one row each."""
     spec = Natural()
-    state = spec.init(Bucket.flat(x.numel()), seed)
+    state = spec.init(Layout.flat(x.numel()), seed)
     rows = []
     for _ in range(count):
         rows.append(decode(spec, spec.encode(x, state), state))
-        states.settle(state, keep=True)
+        states.commit(state)
     return torch.stack(rows).double()
 
 
@@ -53,7 +53,7 @@ def test_no_element_is_off_by_more_than_itself_even_at_the_ends_of_float32():
 def test_size_is_exact_nine_bits_an_element(n):
     _, payload = roundtrip(Natural(), gaussian(n))
     assert payload.nbytes == HEADER_NBYTES + math.ceil(9 * n / 8)
-    assert Natural().sections(payload) == {"exponents": n, "signs": math.ceil(n / 8)}
+    assert sections(Natural(), payload) == {"exponents": n, "signs": math.ceil(n / 8)}
 
 
 def test_draws_change_with_step_and_seed_and_nothing_else():
@@ -66,9 +66,9 @@ def test_draws_change_with_step_and_seed_and_nothing_else():
 
 def test_a_step_that_is_forgotten_is_drawn_again():
     x, spec = gaussian(1000), Natural()
-    state = spec.init(Bucket.flat(1000), 0)
+    state = spec.init(Layout.flat(1000), 0)
     body = spec.encode(x, state).body.clone()
-    states.settle(state, keep=False)
+    states.roll_back(state)
     assert torch.equal(spec.encode(x, state).body, body)
 
 
@@ -77,14 +77,14 @@ def test_what_is_not_finite_has_no_body(bad):
     x = gaussian(1000)
     x[613] = bad
     spec = Natural()
-    state = spec.init(Bucket.flat(1000), 0)
+    state = spec.init(Layout.flat(1000), 0)
     payload = spec.encode(x, state)
-    states.settle(state, keep=True)
+    states.commit(state)
     assert not payload.finite
-    assert spec.sections(payload) == {}
+    assert sections(spec, payload) == {}
     assert state["calls"] == 0
 
 
 def test_a_wrong_length_is_refused():
     with pytest.raises(ValueError, match=r"10 elements of Natural\(\) take 12 bytes, and 8 came"):
-        Natural().accumulate(Payload(torch.zeros(8, dtype=torch.uint8), 10), torch.zeros(10))
+        accumulate(Natural(), Payload(torch.zeros(8, dtype=torch.uint8), 10), torch.zeros(10))

@@ -5,20 +5,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersegrad.compressors._pow2 import _Powers, faint
-from tersegrad.core import Bucket, Payload
+from tersegrad.compressors._pow2 import Pow2, faint
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate
 
 lists = st.lists(st.floats(-(2.0**100), 2.0**100, width=32).filter(lambda v: abs(v) > 1e-30), min_size=1, max_size=50)
 
 
 def decoded(values: torch.Tensor, groups: list[int] | None = None) -> torch.Tensor:
-    codec = _Powers()
-    state = codec.init(Bucket.flat(values.numel()), 0)
+    codec = Pow2()
+    state = codec.init(Layout.flat(values.numel()), 0)
     if groups is not None:
         state["_groups"] = torch.tensor(groups, dtype=torch.int32)
     payload = codec.encode(values, state)
     out = torch.zeros(values.numel())
-    codec.accumulate(Payload(payload.body, values.numel()), out)
+    accumulate(codec, Payload(payload.body, values.numel(), payload.meta), out)
     return out
 
 
@@ -61,6 +61,8 @@ def test_each_group_has_its_own_largest():
 
 
 def test_half_a_byte_an_element():
-    codec = _Powers()
-    payload = codec.encode(torch.ones(1000), codec.init(Bucket.flat(1000), 0))
-    assert payload.body.numel() == 16 + 500  # number of groups, its length, its exponent, padding; nibbles
+    codec = Pow2()
+    payload = codec.encode(torch.ones(1000), codec.init(Layout.flat(1000), 0))
+    assert len(payload.meta) == 4  # the length of the one group
+    assert payload.body.numel() == 8 + 500  # its exponent, padding; nibbles
+    assert payload.nbytes == HEADER_NBYTES + 8 + 8 + 500

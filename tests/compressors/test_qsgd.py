@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tersegrad.core import state as states
 from tersegrad.compressors import QSGD
-from tersegrad.core import HEADER_NBYTES, Bucket, Payload
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, sections
+from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode, roundtrip
 
 
@@ -17,11 +17,11 @@ def gaussian(n, seed=0):
 
 def draws(spec, x, count, seed=0):
     """What ``count`` encodings of the same vector decode to, one row each."""
-    state = spec.init(Bucket.flat(x.numel()), seed)
+    state = spec.init(Layout.flat(x.numel()), seed)
     rows = []
     for _ in range(count):
         rows.append(decode(spec, spec.encode(x, state), state))
-        states.settle(state, keep=True)
+        states.commit(state)
     return torch.stack(rows).double()
 
 
@@ -86,7 +86,7 @@ def test_size_is_exact(bits, n, bucket):
     _, payload = roundtrip(spec, gaussian(n))
     scales, codes = 4 * math.ceil(n / bucket), math.ceil(bits * n / 8)
     assert payload.nbytes == HEADER_NBYTES + scales + codes
-    assert spec.sections(payload) == {"scales": scales, "codes": codes}
+    assert sections(spec, payload) == {"scales": scales, "codes": codes}
 
 
 def test_every_bucket_has_its_own_scale_and_zeros_stay_zero():
@@ -118,13 +118,13 @@ def test_draws_change_with_step_and_seed_and_nothing_else():
 
 def test_a_step_that_is_forgotten_is_drawn_again():
     x, spec = gaussian(1000), QSGD(4)
-    state = spec.init(Bucket.flat(1000), 0)
+    state = spec.init(Layout.flat(1000), 0)
     before = states.copy(state)
     body = spec.encode(x, state).body.clone()
     assert states.copy(state) == before
-    states.settle(state, keep=False)
+    states.roll_back(state)
     assert torch.equal(spec.encode(x, state).body, body)
-    states.settle(state, keep=True)
+    states.commit(state)
     assert not torch.equal(spec.encode(x, state).body, body)
 
 
@@ -142,13 +142,13 @@ def test_errors_of_two_workers_are_not_the_same():
 def test_what_is_not_finite_has_no_body(spec, bad):
     x = gaussian(1000)
     x[613] = bad
-    state = spec.init(Bucket.flat(1000), 0)
+    state = spec.init(Layout.flat(1000), 0)
     before = states.copy(state)
     payload = spec.encode(x, state)
-    states.settle(state, keep=True)
+    states.commit(state)
     assert not payload.finite
     assert payload.body.numel() == 0
-    assert spec.sections(payload) == {}
+    assert sections(spec, payload) == {}
     assert states.copy(state) == before
 
 
@@ -159,7 +159,7 @@ def test_a_scale_that_cannot_be_is_refused_before_anything_is_added(scale):
     body[4:8] = torch.tensor([scale], dtype=torch.float32).view(torch.uint8)
     acc = torch.ones(10)
     with pytest.raises(ValueError, match="a scale of"):
-        QSGD(4, bucket=4).accumulate(Payload(body, 10), acc)
+        accumulate(QSGD(4, bucket=4), Payload(body, 10), acc)
     assert bool((acc == 1).all())
 
 
@@ -169,13 +169,13 @@ def test_a_payload_decodes_at_any_address():
     for offset in range(1, 4):
         moved = torch.cat([torch.zeros(offset, dtype=torch.uint8), payload.body])[offset:]
         acc = torch.zeros(1000)
-        QSGD(4).accumulate(Payload(moved, 1000), acc)
+        accumulate(QSGD(4), Payload(moved, 1000), acc)
         assert torch.equal(acc, decoded)
 
 
 def test_a_wrong_length_is_refused():
     with pytest.raises(ValueError, match=r"10 elements of QSGD\(\) take 9 bytes, and 8 came"):
-        QSGD().accumulate(Payload(torch.zeros(8, dtype=torch.uint8), 10), torch.zeros(10))
+        accumulate(QSGD(), Payload(torch.zeros(8, dtype=torch.uint8), 10), torch.zeros(10))
 
 
 @pytest.mark.parametrize(

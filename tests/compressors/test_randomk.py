@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from tersegrad import parse, roundtrip
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
-from tersegrad.compressors import RandomK
-from tersegrad.core import Bucket, Payload, mix_seed
-from tersegrad.engine.roundtrip import decode
+from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
+from tersegrad.compressors import RandomK
+from tersegrad.core import Layout, Payload, Step, accumulate, mix_seed, reduce, state
+from tersegrad.engine.roundtrip import decode
 
 N = 1000
-BUCKET = Bucket.flat(N, seed=5)
+LAYOUT = Layout.flat(N, seed=5)
 
 
 def gradient(rank, step):
@@ -27,12 +26,12 @@ def means(spec, size, steps, prepare=lambda memory, rank: None):
 
     def work(comm):
         reducer, outs = parse(spec), []
-        memory = reducer.init(BUCKET, comm)
+        memory = reducer.init(LAYOUT, comm)
         prepare(memory, comm.rank)
         for step in range(steps):
             out = torch.empty(N)
-            reducer.reduce(BUCKET, gradient(comm.rank, step), out, memory, comm)
-            state.settle(memory, keep=True)
+            reduce(reducer, Step(LAYOUT), gradient(comm.rank, step), out, memory, comm)
+            state.commit(memory)
             outs.append(out)
         return outs
 
@@ -46,14 +45,15 @@ def true_mean(size, step):
 def test_the_values_and_eight_bytes():
     x = gradient(0, 0)
     decoded, payload = roundtrip("RandomK(0.05)", x)
-    assert payload.body.numel() == 8 + 4 * 50
+    assert len(payload.meta) == 8  # the key
+    assert payload.body.numel() == 4 * 50
     sent = decoded != 0
     assert int(sent.sum()) == 50
     assert torch.equal(decoded[sent], x[sent])
 
 
-def test_one_in_every_stretch():
-    """Stratified: between two neighbours there are less than two stretches, also round the end."""
+def test_one_in_every_slice():
+    """Stratified: between two neighbours there are less than two slices, also round the end."""
     decoded, _ = roundtrip("RandomK(0.05)", gradient(0, 0))
     places = decoded.nonzero().flatten()
     gaps = torch.cat([places.diff(), places[:1] + N - places[-1:]])
@@ -85,14 +85,21 @@ def test_another_draw_at_each_step():
     assert float((masks.sum(0) > 0).float().mean()) > 0.98
 
 
-def test_a_step_that_is_forgotten_is_drawn_again():
+def test_a_step_that_is_rolled_back_is_drawn_again():
     compressor = RandomK(0.1)
-    memory = compressor.init(BUCKET, 3)
-    first = compressor.encode(gradient(0, 0), memory).body.clone()
-    state.settle(memory, keep=False)
-    assert torch.equal(compressor.encode(gradient(0, 0), memory).body, first)
-    state.settle(memory, keep=True)
-    assert not torch.equal(compressor.encode(gradient(0, 0), memory).body, first)
+    memory = compressor.init(LAYOUT, 3)
+
+    def drawn():
+        payload = compressor.encode(gradient(0, 0), memory)
+        return payload.meta, payload.body.tolist()
+
+    first = drawn()
+    state.roll_back(memory)
+    assert drawn() == first
+    state.commit(memory)
+    assert drawn()[0] != first[0]
+    state.roll_back(memory)
+    assert drawn()[1] != first[1]
 
 
 def test_unbiased_in_the_mean():
@@ -100,7 +107,7 @@ def test_unbiased_in_the_mean():
     x = torch.linspace(-1, 1, 37)
     compressor, total, draws = RandomK(0.19, unbiased=True), torch.zeros(37, dtype=torch.float64), 4000
     for seed in range(draws):
-        memory = compressor.init(Bucket.flat(37), mix_seed(seed))
+        memory = compressor.init(Layout.flat(37), mix_seed(seed))
         total += decode(compressor, compressor.encode(x, memory), memory)
     k = 7
     error = x.double().abs() * ((37 / k - 1) / draws) ** 0.5
@@ -119,7 +126,7 @@ def test_a_nan_that_is_not_drawn_is_seen_too():
     x[123] = torch.nan
     for seed in range(5):
         decoded, payload = roundtrip("RandomK(0.01)", x, seed=seed)
-        assert payload.body.numel() == 8 + 40  # the length that others can be added to
+        assert payload.body.numel() == 40  # the length that others can be added to
         assert int(decoded.isnan().sum()) == 10
 
 
@@ -134,21 +141,23 @@ def test_workers_at_different_steps_are_refused_in_a_ring():
 
 def test_a_body_of_another_length_is_refused():
     compressor = RandomK(0.1)
-    body = compressor.encode(gradient(0, 0), compressor.init(BUCKET, 0)).body
+    payload = compressor.encode(gradient(0, 0), compressor.init(LAYOUT, 0))
+    body, meta = payload.body, payload.meta
     acc = torch.zeros(N)
-    for wrong in (body[:-4], body[:3], torch.cat([body, body[:4]])):
-        with pytest.raises(ValueError, match="take 408 bytes"):
-            compressor.accumulate(Payload(wrong, N), acc)
+    wrong = [(body[:-4], meta), (body[:3], meta), (torch.cat([body, body[:4]]), meta), (body, meta[:-1]), (body, b"")]
+    for short_or_long, key in wrong:
+        with pytest.raises(ValueError, match="take 8 bytes of meta and 400 of body"):
+            accumulate(compressor, Payload(short_or_long, N, key), acc)
     assert not bool(acc.any())
 
 
 def test_a_body_may_lie_at_any_address():
     compressor = RandomK(0.1)
-    body = compressor.encode(gradient(0, 0), compressor.init(BUCKET, 0)).body
-    moved = torch.cat([torch.zeros(3, dtype=torch.uint8), body])[3:]
+    payload = compressor.encode(gradient(0, 0), compressor.init(LAYOUT, 0))
+    moved = torch.cat([torch.zeros(3, dtype=torch.uint8), payload.body])[3:]
     decoded, there = torch.zeros(N), torch.zeros(N)
-    compressor.accumulate(Payload(moved, N), decoded)
-    compressor.accumulate(Payload(body, N), there)
+    accumulate(compressor, Payload(moved, N, payload.meta), decoded)
+    accumulate(compressor, payload, there)
     assert torch.equal(decoded, there)
 
 

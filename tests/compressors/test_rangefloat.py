@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from tersegrad.core import state as states
-from tersegrad.codecs import range_float
 from tersegrad.compressors import RangeFloat, TopK
-from tersegrad.compressors.rangefloat import TUNE_EVERY
-from tersegrad.core import HEADER_NBYTES, Bucket, Payload
+from tersegrad.compressors.rangefloat import TUNE_EVERY, codes
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, sections
+from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode, roundtrip
 
 
@@ -25,26 +24,27 @@ def with_spike(n):
 
 
 def fresh(spec, x):
-    return spec.init(Bucket.flat(x.numel()), 0)
+    return spec.init(Layout.flat(x.numel()), 0)
 
 
 def step(spec, x, state, keep=True):
     payload = spec.encode(x, state)
-    states.settle(state, keep)
+    (states.commit if keep else states.roll_back)(state)
     return payload
 
 
 def layout_of(spec, payload):
-    return range_float.read_layout(payload.body, spec.bits)
+    return codes.read_layout(payload.meta, spec.bits)
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 1000])
 def test_size_is_exact(bits, n):
     _, payload = roundtrip(RangeFloat(bits), gaussian(n))
-    assert payload.body.numel() == 9 + math.ceil(bits * n / 8)
-    assert payload.nbytes == HEADER_NBYTES + payload.body.numel()
-    assert RangeFloat(bits).sections(payload) == {"layout": 9, "codes": math.ceil(bits * n / 8)}
+    assert len(payload.meta) == 9  # the layout
+    assert payload.body.numel() == math.ceil(bits * n / 8)
+    assert payload.nbytes == HEADER_NBYTES + 16 + payload.body.numel()
+    assert sections(RangeFloat(bits), payload) == {"meta": 16, "values": math.ceil(bits * n / 8)}
 
 
 @pytest.mark.parametrize(("bits", "error"), [(4, 0.14), (8, 0.014), (10, 0.0035), (12, 0.0012)])
@@ -139,7 +139,7 @@ def test_what_is_not_finite_has_no_body(spec, bad):
     payload = step(spec, x, state)
     assert not payload.finite
     assert payload.body.numel() == 0
-    assert spec.sections(payload) == {}
+    assert sum(sections(spec, payload).values()) == 0
     assert bool(decode(spec, payload, state).isnan().all())
     assert states.copy(state) == before
 
@@ -168,7 +168,8 @@ def test_a_payload_decodes_alone():
     spec = RangeFloat(8)
     payload = spec.encode(x, fresh(spec, x))
     acc = torch.zeros(1000)
-    RangeFloat(8, mantissa=7, low=-9.0, high=4.0).accumulate(Payload(payload.body.clone(), 1000), acc)
+    other = RangeFloat(8, mantissa=7, low=-9.0, high=4.0)
+    accumulate(other, Payload(payload.body.clone(), 1000, payload.meta), acc)
     assert torch.equal(acc, roundtrip(spec, x)[0])
 
 
@@ -179,7 +180,7 @@ def test_values_of_a_sparse_method():
     plain, _ = roundtrip(TopK(0.01), x)
     assert torch.equal(decoded != 0, plain != 0)
     assert float((decoded - plain).norm() / plain.norm()) < 0.01  # they lie close together, so mantissas are long
-    assert spec.sections(payload)["values"] == 9 + 100
+    assert sections(spec, payload)["values"] == 100
 
 
 @pytest.mark.parametrize(

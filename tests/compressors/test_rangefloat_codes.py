@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from tersegrad.codecs import range_float
+from tersegrad.compressors import RangeFloat
+from tersegrad.compressors.rangefloat import codes as range_float
 from tersegrad.compressors.rangefloat.codes import Layout, fit, with_eps
+from tersegrad.core import Payload, accumulate
 from tersegrad.kernels.cpu import range_float as cpu
 from tersegrad.kernels.reference import range_float as reference
-from tersegrad.kernels.reference.bits import pack_bits, packed_nbytes, unpack_bits
+from tersegrad.kernels.ops import float_of, packed_nbytes
+from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
 
 both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
 both_roundings = pytest.mark.parametrize("nearest", [False, True], ids=["truncate", "nearest"])
@@ -102,7 +105,7 @@ def test_the_smallest_eps_that_fits(low, high, bits):
         assert layout.negatives == 0 or low * (1 - 2.0**-mantissa) > layout.low >= np.float32(low)
         if layout.base > 1:  # one step less needs more codes than there are
             with pytest.raises(ValueError, match="no range"):
-                with_eps(bits, mantissa, low, high, reference.float_of(layout.base - 1 << layout.shift))
+                with_eps(bits, mantissa, low, high, float_of(layout.base - 1 << layout.shift))
 
 
 @both
@@ -284,12 +287,14 @@ def test_bytes_decode_with_no_other_knowledge(bits):
     for n in (0, 1, 7, 1000):
         x = gaussian(n)
         layout = fit(bits, bits // 2, -0.5, 2.0)
-        data = torch.empty(range_float.nbytes(n, bits), dtype=torch.uint8)
-        assert data.numel() == 9 + math.ceil(n * bits / 8)
+        data = torch.empty(packed_nbytes(n, bits), dtype=torch.uint8)
+        assert data.numel() == math.ceil(n * bits / 8)
         assert range_float.encode(x, layout, True, data)
-        assert range_float.read_layout(data, bits) == layout
+        meta = range_float.layout_meta(layout)
+        assert len(meta) == 9
+        assert range_float.read_layout(meta, bits) == layout
         acc = torch.ones(n)
-        range_float.decode_add(data, bits, acc, 2.0)
+        range_float.decode_add(range_float.read_layout(meta, bits), data, acc, 2.0)
         assert torch.equal(acc, 1 + 2 * through(x, layout, True))
 
 
@@ -305,16 +310,20 @@ def test_bytes_decode_with_no_other_knowledge(bits):
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_added(header):
-    data = torch.frombuffer(bytearray(range_float.HEADER.pack(*header) + bytes(10)), dtype=torch.uint8)
+    payload = Payload(torch.zeros(10, dtype=torch.uint8), 10, range_float.HEADER.pack(*header))
     acc = torch.ones(10)
     with pytest.raises(ValueError, match="no range"):
-        range_float.decode_add(data, 8, acc, 1.0)
+        accumulate(RangeFloat(8), payload, acc)
     assert bool((acc == 1).all())
 
 
 def test_a_wrong_length_is_refused():
-    with pytest.raises(ValueError, match="10 range floats of 8 bits take 19 bytes, 18 came"):
-        range_float.decode_add(torch.zeros(18, dtype=torch.uint8), 8, torch.zeros(10), 1.0)
+    layout = fit(8, 3, -1.0, 1.0)
+    with pytest.raises(ValueError, match="10 range floats of 8 bits take 10 bytes, 9 came"):
+        range_float.decode_add(layout, torch.zeros(9, dtype=torch.uint8), torch.zeros(10), 1.0)
+    for meta in (range_float.layout_meta(layout)[:-1], range_float.layout_meta(layout) + b"\0", b""):
+        with pytest.raises(ValueError, match=f"takes 9 bytes, {len(meta)} came"):
+            range_float.read_layout(meta, 8)
 
 
 # --- the choice of the mantissa

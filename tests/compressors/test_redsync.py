@@ -5,7 +5,7 @@ import torch
 
 from tersegrad import roundtrip
 from tersegrad.compressors import RedSync
-from tersegrad.core import Bucket
+from tersegrad.core import Layout
 
 
 def sent(spec, x):
@@ -56,7 +56,7 @@ def test_between_k_and_2k(make, ratio):
 def test_the_threshold_is_that_of_the_formula(make, width, ratio):
     x = make(5000, 1)
     method = RedSync(ratio, width=width)
-    got = method.threshold(x, method.init(Bucket.flat(5000), 0))
+    got = method.threshold(x, method.init(Layout.flat(5000), 0))
     assert got == pytest.approx(in_torch(x, ratio, width), rel=1e-6)
 
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from tersegrad import roundtrip
-from tersegrad.core import state
 from tersegrad.compressors import SampledTopK
-from tersegrad.core import Bucket
+from tersegrad.core import Layout, state
 
 
 def gaussian(n, seed=0):
@@ -18,11 +17,11 @@ def top(x, k):
 
 
 def chosen(method, x, steps=1, seed=0):
-    memory = method.init(Bucket.flat(x.numel()), seed)
+    memory = method.init(Layout.flat(x.numel()), seed)
     picked = []
     for _ in range(steps):
         positions = method.select(x, memory)
-        state.settle(memory, keep=True)
+        state.commit(memory)
         picked.append(positions.tolist())
     return picked
 

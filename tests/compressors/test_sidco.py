@@ -12,13 +12,13 @@ import pytest
 import scipy.stats
 import torch
 
-from support import laws
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
+from tersegrad.comm import threads
 from tersegrad.compressors import BF16, SIDCo
-from tersegrad.compressors.sidco import ADAPT_EVERY, CAP, GOAL_RANGE, SAMPLE, _Sample
-from tersegrad.core import Bucket
+from tersegrad.compressors.sidco import ADAPT_EVERY, CAP, GOAL_RANGE
+from tersegrad.compressors.sidco.sample import SAMPLE, Sample, Tail
+from tersegrad.core import Layout, Step, accumulate, reduce, state
 from tersegrad.reducers import AllGather
+from tersegrad.testing import inputs, runs
 from tersegrad.wrappers import ErrorFeedback
 
 RATIOS = (0.1, 0.01, 0.001)
@@ -34,18 +34,18 @@ def tensor(values):
 
 
 def fresh(compressor, numel):
-    return compressor.init(Bucket.flat(numel), 0)
+    return compressor.init(Layout.flat(numel), 0)
 
 
 def select(compressor, x, state_):
     """One step of the compressor alone: a copy of the positions, and the step is kept."""
     chosen = compressor.select(x, state_)
-    state.settle(state_, keep=True)
+    state.commit(state_)
     return chosen.clone()
 
 
 def sample_of(x):
-    return _Sample(x, {"calls": 0})
+    return Sample(x, {"calls": 0})
 
 
 def cap(ratio, numel):
@@ -104,12 +104,6 @@ class Exact:
         return Tail(count, sigma / (1 - self.xi), sigma**2 / ((1 - self.xi) ** 2 * (1 - 2 * self.xi)))
 
 
-@dataclass
-class Tail:
-    count: float
-    mean: float
-    variance: float
-
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 10])
 @every_ratio
@@ -125,7 +119,7 @@ def test_shares_of_the_stages_multiply_to_the_ratio(law, xi, ratio, stages, monk
         return wrapper
 
     monkeypatch.setattr(SIDCo, "_first", recorded(SIDCo._first))
-    monkeypatch.setattr(SIDCo, "_later", recorded(SIDCo._later))
+    monkeypatch.setattr(SIDCo, "_stage", recorded(SIDCo._stage))
     sample = Exact(xi)
     threshold = SIDCo(ratio, law=law).threshold(sample, ratio * sample.numel, stages)
     assert threshold == pytest.approx(scipy.stats.genpareto.isf(ratio, xi), rel=1e-9)
@@ -339,7 +333,7 @@ def test_the_loop_finds_the_target_by_a_sample(feedback):
         check_run(run(SIDCo(ratio, law="pareto"), steps, feedback), ratio, LONG)
 
 
-@pytest.mark.parametrize("bad", laws.NONFINITE.values(), ids=laws.NONFINITE)
+@pytest.mark.parametrize("bad", inputs.NONFINITE.values(), ids=inputs.NONFINITE)
 def test_nonfinite_elements_outside_the_sample_are_found(bad):
     compressor = SIDCo(0.01)
     for where in (0, 1023, 1024, 2047, LONG - 1):
@@ -348,7 +342,7 @@ def test_nonfinite_elements_outside_the_sample_are_found(bad):
         state_ = fresh(compressor, LONG)
         before = state.copy(state_)
         assert not compressor.encode(x, state_).finite, f"position {where}"
-        state.settle(state_, keep=False)  # as the mean is not finite either
+        state.roll_back(state_)  # as the mean is not finite either
         assert state.copy(state_) == before
 
 
@@ -454,7 +448,7 @@ def test_a_vector_of_zeros_is_an_empty_payload_and_is_counted(law):
     payload = compressor.encode(torch.zeros(1000), fresh(compressor, 1000))
     assert payload.finite
     decoded = torch.zeros(1000)
-    compressor.accumulate(payload, decoded)
+    accumulate(compressor, payload, decoded)
     assert not decoded.any()
     _, state_ = controller(compressor, torch.zeros(1000), 12)
     assert state_["empty"] == 12
@@ -466,7 +460,7 @@ def test_a_step_that_is_not_kept_leaves_no_trace():
     before = state.copy(state_)
     compressor.select(x, state_)
     assert state.copy(state_) == before
-    state.settle(state_, keep=False)
+    state.roll_back(state_)
     assert state.copy(state_) == before
 
 
@@ -510,14 +504,14 @@ def test_what_is_sent_and_what_stays_are_the_whole_bit_for_bit(law):
     reducer = ErrorFeedback(AllGather(SIDCo(0.001, law=law, stages=1)))
 
     def work(comm):
-        bucket = Bucket.flat(N)
+        bucket = Layout.flat(N)
         state_ = reducer.init(bucket, comm)
         capped = 0
         for x in gradients(student_t3)[:12]:
             total = state_["residual"] + x
             out = torch.empty_like(x)
-            reducer.reduce(bucket, x.clone(), out, state_, comm)
-            state.settle(state_, keep=True)
+            reduce(reducer, Step(bucket), x.clone(), out, state_, comm)
+            state.commit(state_)
             rest = state_["residual"]
             assert torch.equal(out + rest, total)
             assert not ((out != 0) & (rest != 0)).any()
@@ -604,9 +598,9 @@ def test_regression_different_counts_with_overlapping_indices_decode_to_the_exac
 
     def work(comm):
         x, out = vectors[comm.rank].clone(), torch.empty(numel)
-        bucket = Bucket.flat(numel)
+        bucket = Layout.flat(numel)
         reducer = AllGather(compressor)
-        reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
+        reduce(reducer, Step(bucket), x, out, reducer.init(bucket, comm), comm)
         return x, out
 
     sent = []
@@ -623,11 +617,11 @@ def test_regression_different_counts_with_overlapping_indices_decode_to_the_exac
 
 def test_workers_may_differ_in_stages_and_goal():
     """What the controller knows is each worker's own."""
-    traces = laws.run(
+    traces = runs.run(
         ErrorFeedback(AllGather(SIDCo(0.01))),
         2,
         lambda rank, step: gradients(fifty_layers if rank else gaussian)[step].clone(),
-        bucket=Bucket.flat(N),
+        layout=Layout.flat(N),
         steps=25,
     )
     goals = [trace.state["inner"]["goal"] for trace in traces]
@@ -638,7 +632,7 @@ def test_workers_may_differ_in_stages_and_goal():
 # ---- inputs that fit no law ----------------------------------------------------------------------
 
 DEGENERATE = {
-    **{name: x for name, x in laws.DEGENERATE.items() if name not in ("huge", "largest")},
+    **{name: x for name, x in inputs.DEGENERATE.items() if name not in ("huge", "largest")},
     "two elements": torch.tensor([1.0, -1e-20]),
     "nine elements": torch.tensor([3.0, -1.0, 4.0, -1.0, 5.0, -9.0, 2.0, -6.0, 5.0]),
     "signs": torch.tensor([1.0, -1.0]).repeat(500),
@@ -673,7 +667,7 @@ def test_degenerate_input(name, law, feedback, monkeypatch):
     assert etas or x.numel() == 0
 
 
-@pytest.mark.parametrize("bad", laws.NONFINITE.values(), ids=laws.NONFINITE)
+@pytest.mark.parametrize("bad", inputs.NONFINITE.values(), ids=inputs.NONFINITE)
 @pytest.mark.parametrize("where", [0, 77, 999])
 @every_law
 def test_nonfinite_input_is_never_fitted(law, where, bad, monkeypatch):
@@ -692,7 +686,7 @@ def test_nonfinite_input_is_never_fitted(law, where, bad, monkeypatch):
     payload = compressor.encode(x, state_)
     assert not payload.finite
     for keep in (False, True):  # even if somebody keeps the step
-        state.settle(state_, keep=keep)
+        (state.commit if keep else state.roll_back)(state_)
         assert state.copy(state_) == before
 
 
@@ -744,9 +738,9 @@ def test_checkpoint_of_the_controller(law, after):
     torch.save(state.copy(state_), file)
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
-    bucket = Bucket.flat(20_000)
+    bucket = Layout.flat(20_000)
     resumed = fresh(compressor, 20_000)
-    state.paste(state.cut(loaded, bucket), resumed, bucket)
+    state.merge(state.split(loaded, bucket), resumed, bucket)
     for x in vectors[after:]:
         assert torch.equal(select(compressor, x, state_), select(compressor, x, resumed))
         assert state.copy(state_) == state.copy(resumed)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tersegrad import SIDCo
+from tersegrad.compressors.sidco.sample import SAMPLE, SLICE, _packed_slices
+from tersegrad.core import Layout
 from tersegrad.core import state as states
-from tersegrad.compressors.sidco import SAMPLE, STRETCH, _stretches
-from tersegrad.core import Bucket
 
 N = 3 * SAMPLE + 12_345
 
@@ -16,31 +16,31 @@ N = 3 * SAMPLE + 12_345
 def test_the_density_holds(law, ratio):
     x = torch.randn(N, generator=torch.Generator().manual_seed(1)).pow_(3)
     spec = SIDCo(ratio, law=law)
-    state = spec.init(Bucket.flat(N), 0)
+    state = spec.init(Layout.flat(N), 0)
     for _ in range(25):
         sent = spec.select(x, state).numel()
-        states.settle(state, keep=True)
+        states.commit(state)
     assert sent == pytest.approx(ratio * N, rel=0.1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("where", [STRETCH + 5, 3 * SAMPLE // 2 + STRETCH, N - 1])
+@pytest.mark.parametrize("where", [SLICE + 5, 3 * SAMPLE // 2 + SLICE, N - 1])
 def test_a_bad_value_outside_the_sample_is_found(bad, where):
     x = torch.randn(N, generator=torch.Generator().manual_seed(1))
     spec = SIDCo(0.001)
-    state = spec.init(Bucket.flat(N), 0)
+    state = spec.init(Layout.flat(N), 0)
     x[where] = bad
     assert not spec.encode(x, state).finite
 
 
-def test_one_stretch_of_every_group_and_another_one_next_time():
+def test_one_slice_of_every_group_and_another_one_next_time():
     every = 5
     x = torch.arange(every * SAMPLE, dtype=torch.float32)
     places = []
     for calls in range(5):
-        stretches = _stretches(x, every, {"calls": calls}).view(-1, STRETCH)
-        assert torch.equal(stretches, stretches[:, :1] + torch.arange(STRETCH)), "a stretch is contiguous"
-        first = (stretches[:, 0] / STRETCH).long()
+        slices = _packed_slices(x, every, {"calls": calls}).view(-1, SLICE)
+        assert torch.equal(slices, slices[:, :1] + torch.arange(SLICE)), "a slice is contiguous"
+        first = (slices[:, 0] / SLICE).long()
         assert torch.equal(first // every, torch.arange(len(first))), "one of every group"
         places.append(first % every)
     for place in places:

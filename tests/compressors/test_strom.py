@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from support import laws
 from tersegrad import roundtrip
-from tersegrad.core import Bucket
-from tersegrad.specs.parse import parse
+from tersegrad.core import Layout
+from tersegrad.specs import parse
+from tersegrad.testing import inputs, runs
 
 
 def test_sends_the_sign_of_what_exceeds_tau():
@@ -23,7 +23,9 @@ def test_a_bit_and_an_index_an_element():
 
 
 def test_total_of_signs_and_rest_is_the_total_of_gradients():
-    traces = laws.run(parse("ErrorFeedback(AllGather(Strom(0.25)))"), 1, laws.laplace(500), Bucket.flat(500), steps=20)
+    traces = runs.run(
+        parse("ErrorFeedback(AllGather(Strom(0.25)))"), 1, inputs.laplace(500), Layout.flat(500), steps=20
+    )
     sent = torch.stack(traces[0].means)
     assert set(sent.unique().tolist()) <= {-0.25, 0.0, 0.25}
     total = torch.stack(traces[0].gradients).double().sum(0)

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-
-from tersegrad.codecs import tails
+from tersegrad.compressors.sidco import tails
 
 RATIOS = (0.1, 0.01, 0.001)
 SHARES = (0.9, 0.25, 0.1, 0.01, 1e-3, 1e-6)  # what a stage may be asked for

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersegrad import parse, roundtrip
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
+from tersegrad.comm import threads
 from tersegrad.compressors import Threshold
-from tersegrad.core import Bucket
+from tersegrad.core import Layout, Step, reduce, state
 
 
 def test_what_exceeds_tau_and_nothing_else():
@@ -57,11 +56,11 @@ def test_grace_cut_unequal_counts_into_equal_slices():
         gradients.append(x)
 
     def work(comm):
-        reducer, bucket = parse("AllGather(Threshold(0.5))"), Bucket.flat(1000)
+        reducer, bucket = parse("AllGather(Threshold(0.5))"), Layout.flat(1000)
         x, out = gradients[comm.rank].clone(), torch.empty(1000)
         memory = reducer.init(bucket, comm)
-        reducer.reduce(bucket, x, out, memory, comm)
-        state.settle(memory, keep=True)
+        reduce(reducer, Step(bucket), x, out, memory, comm)
+        state.commit(memory)
         return out, x
 
     want = torch.stack([torch.where(g > 0.5, g, 0.0) for g in gradients]).mean(0)

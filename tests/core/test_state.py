@@ -3,19 +3,18 @@
 import pytest
 import torch
 
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
-from tersegrad.core import Bucket
-from tersegrad.specs.parse import parse
+from tersegrad.comm import threads
+from tersegrad.core import Layout, Step, reduce, state
+from tersegrad.specs import parse
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (1, 5), "d": ()}
 
 
-def bucket(*names: str) -> Bucket:
-    return Bucket(names, tuple(SHAPES[n] for n in names))
+def bucket(*names: str) -> Layout:
+    return Layout(names, tuple(SHAPES[n] for n in names))
 
 
-def fresh(b: Bucket) -> dict:
+def fresh(b: Layout) -> dict:
     vectors = [i for i, name in enumerate(b.names) if name in "bd"]
     part = b.subset(vectors)
     parts = (
@@ -31,7 +30,7 @@ def fresh(b: Bucket) -> dict:
     }
 
 
-def filled(b: Bucket) -> dict:
+def filled(b: Layout) -> dict:
     s = fresh(b)
     s["residual"] = torch.arange(b.numel, dtype=torch.float32)
     s["step"] = 5
@@ -47,13 +46,13 @@ def filled(b: Bucket) -> dict:
 
 def test_one_bucket_becomes_two_in_another_order():
     whole = bucket("a", "b", "c", "d")
-    pieces = state.cut(filled(whole), whole)
+    pieces = state.split(filled(whole), whole)
     assert set(pieces) == set("abcd")
     assert "_scratch" not in pieces["a"]
     first, second = bucket("d", "c"), bucket("b", "a")
     new_first, new_second = fresh(first), fresh(second)
-    state.paste(pieces, new_first, first)
-    state.paste(pieces, new_second, second)
+    state.merge(pieces, new_first, first)
+    state.merge(pieces, new_second, second)
     assert new_first["residual"].tolist() == [15, 10, 11, 12, 13, 14]
     assert new_second["residual"].tolist() == [6, 7, 8, 9, 0, 1, 2, 3, 4, 5]
     assert new_first["parts"]["small"]["inner"]["m"].tolist() == [104]
@@ -65,14 +64,14 @@ def test_one_bucket_becomes_two_in_another_order():
 
 def test_two_buckets_become_one():
     first, second = bucket("a", "b"), bucket("c", "d")
-    pieces = state.cut(filled(first), first) | state.cut(filled_part(second), second)
+    pieces = state.split(filled(first), first) | state.split(filled_part(second), second)
     whole = bucket("d", "a", "c", "b")
     joined = fresh(whole)
-    state.paste(pieces, joined, whole)
+    state.merge(pieces, joined, whole)
     assert joined["residual"].tolist() == [5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 7, 8, 9]
 
 
-def filled_part(b: Bucket) -> dict:
+def filled_part(b: Layout) -> dict:
     s = fresh(b)
     s["residual"] = torch.arange(b.numel, dtype=torch.float32)
     return s
@@ -81,7 +80,7 @@ def filled_part(b: Bucket) -> dict:
 def test_unknown_tensors_start_afresh():
     b = bucket("a", "b")
     joined = fresh(b)
-    state.paste({"b": {"residual": torch.ones(4)}}, joined, b)
+    state.merge({"b": {"residual": torch.ones(4)}}, joined, b)
     assert joined["residual"].tolist() == [0] * 6 + [1] * 4
 
 
@@ -95,16 +94,16 @@ def test_copy_has_no_scratch_and_shares_nothing():
 
 @pytest.mark.parametrize("spec", ["AllGather(PerTensor(SIDCo(0.1)))", "PowerSGD(rank=1)"])
 def test_a_parameter_whose_name_begins_with_an_underscore_is_saved_like_any_other(spec):
-    bucket = Bucket(("_stem.weight", "b"), ((40, 30), (7,)))
+    bucket = Layout(("_stem.weight", "b"), ((40, 30), (7,)))
     reducer = parse(spec)
 
     def work(comm):
         memory = reducer.init(bucket, comm)
         before = state.copy(memory)
         x = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(0))
-        reducer.reduce(bucket, x, torch.empty_like(x), memory, comm)
-        state.settle(memory, keep=True)
-        return before, state.copy(memory), state.cut(memory, bucket)["_stem.weight"]
+        reduce(reducer, Step(bucket), x, torch.empty_like(x), memory, comm)
+        state.commit(memory)
+        return before, state.copy(memory), state.split(memory, bucket)["_stem.weight"]
 
     before, after, piece = threads.run(1, work)[0]
     assert repr(before) != repr(after), "the step left no trace in what is saved"

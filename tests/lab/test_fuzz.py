@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersegrad import TopK
-from tersegrad.comm.torch import frame
-from tersegrad.core import HEADER_NBYTES, Bucket, Compressor, Payload
-from tersegrad.reducers._segments import Cut
-from tersegrad.testing import fuzz
+from tersegrad.comm import frame as frames
 from tersegrad.comm.frame import FrameError
+from tersegrad.core import HEADER_NBYTES, Compressor, Layout, Payload, Step
+from tersegrad.lab import fuzz
+from tersegrad.reducers._segments import Segmentation
 
 CODECS = fuzz.codecs()
 FRAMES = 120  # of each codec
@@ -30,6 +30,7 @@ def test_mutated_frames_are_refused_or_decoded(name):
     with fuzz.limited_memory():
         counts = fuzz.fuzz(CODECS[name], FRAMES, 1)
     assert counts.frames == FRAMES
+    assert counts.large == FRAMES * fuzz.SHARE_OF_LARGE
     assert min(counts.refused, counts.rejected, counts.decoded) > 0, "the frames are all of one kind: no fuzzing"
 
 
@@ -48,7 +49,9 @@ class _Sloppy(Compressor):
         payload.body.view(torch.float32).copy_(x)
         return payload
 
-    def add_decoded(self, payload, acc, scale):
+    def decode_add(self, payload, acc, scale):
+        if self.fault == "refuses all":
+            raise ValueError("never")
         if payload.body.numel() == 4 * acc.numel():
             acc += scale * payload.body.view(torch.float32)
         elif self.fault == "index":
@@ -81,7 +84,7 @@ def test_the_fuzzer_finds_what_it_looks_for(fault, says):
 
 
 def test_the_fuzzer_sees_a_frame_that_should_have_been_refused(monkeypatch):
-    monkeypatch.setattr(wire, "check_body", lambda *_: None)
+    monkeypatch.setattr(frames, "check_body", lambda *_: None)
     with pytest.raises(fuzz.FoundError, match="wrong header or checksum was opened"):
         fuzz.fuzz(TopK(0.1), 2000, 0)
 
@@ -97,7 +100,7 @@ def test_kernels_with_bounds_checking(tmp_path):
 
 # ---- arbitrary bytes, for everything that opens a message -----------------------------------------
 
-BUCKET = Bucket(("w",), ((40,),))
+STEP = Step(Layout(("w",), ((40,),)))
 COMPRESSOR = TopK(0.1)
 
 
@@ -108,20 +111,40 @@ def as_tensor(data: bytes) -> torch.Tensor:
 @given(st.binary(max_size=300))
 def test_read_header_refuses_arbitrary_bytes(data):
     with pytest.raises(FrameError, match="rank 3"):
-        frame.read_header(as_tensor(data.ljust(HEADER_NBYTES, b"\0")), 3)
+        frames.read_header(as_tensor(data.ljust(HEADER_NBYTES, b"\0")), 3)
 
 
 @given(st.binary(max_size=300), st.booleans())
 def test_a_segment_refuses_arbitrary_bytes(data, plausible):
-    state = Cut(COMPRESSOR, 1, 0).init(BUCKET)
-    segment = Cut(COMPRESSOR, 1, 0).segments(BUCKET, torch.zeros(40), torch.zeros(40), state, 7)[0]
-    head = frame._FIELDS.pack(frame.MAGIC, frame.VERSION, 0, 7, 0, segment.bucket.id, 40, 1 << 63) if plausible else b""
+    segmentation = Segmentation(COMPRESSOR, 1, 0)
+    state = segmentation.init(STEP.layout)
+    segment = segmentation.segments(STEP, torch.zeros(40), torch.zeros(40), state, 7)[0]
+    fields = (0, 8, 0, 7, 0, segment.step.layout.id, 40, 1 << 63)  # all as they should be, and a body without end
+    head = frames._FIELDS.pack(frames.MAGIC, frames.VERSION, *fields) if plausible else b""
     with pytest.raises(FrameError, match="rank 3"):
         segment.open(as_tensor((head + data).ljust(HEADER_NBYTES, b"\0")), 3)
 
 
-@given(st.binary(max_size=400), st.sampled_from(sorted(CODECS)))
-def test_arbitrary_bodies(data, name):
-    codec = CODECS[name]
-    target = fuzz.Target.of(codec, fuzz.BUCKETS[1])
-    fuzz.judge(target, target.frame(np.frombuffer(data, dtype=np.uint8).copy()), False, fuzz.Counts())
+def as_array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.uint8).copy()
+
+
+@given(st.binary(max_size=100), st.binary(max_size=400), st.sampled_from(sorted(CODECS)))
+def test_arbitrary_meta_and_bodies(meta, body, name):
+    target = fuzz.Target.of(CODECS[name], fuzz.SMALL[1])
+    fuzz.judge(target, target.frame(fuzz.Parts(as_array(meta), as_array(body))), False, fuzz.Counts())
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_meta_is_mutated_too(name):
+    target = fuzz.Target.of(CODECS[name], fuzz.SMALL[0])
+    known = {bytes(parts.meta) for parts in target.valid}
+    rng = np.random.default_rng(0)
+    drawn = [fuzz._mutated_parts(target.valid[0], target.valid[1], 10, rng) for _ in range(50)]
+    changed = [parts for parts in drawn if bytes(parts.meta) not in known]
+    assert len(changed) > 10 or known == {b""}
+
+
+def test_a_codec_that_does_not_decode_its_own_payloads_is_told():
+    with pytest.raises(fuzz.FoundError, match="does not decode what it has encoded"):
+        fuzz.Target.of(_Sloppy("refuses all"), fuzz.SMALL[0])

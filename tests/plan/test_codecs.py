@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from tersegrad import parse
-from tersegrad.comm.torch import threads
-from tersegrad.core import Bucket
+from tersegrad.comm import threads
+from tersegrad.comm.metered import Metered
+from tersegrad.core import Layout, Step, reduce
 from tersegrad.plan import codecs
 from tersegrad.plan.codecs import BucketCost, Network, split
 from tersegrad.plan.cost import Link
-from tersegrad.comm.metered import Metered
 
-BUCKET = Bucket(("w", "b"), ((120, 200), (200,)))
-GRADIENT = torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(0))
+LAYOUT = Layout(("w", "b"), ((120, 200), (200,)))
+GRADIENT = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -31,13 +31,13 @@ GRADIENT = torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(0))
 )
 def test_predicted_bytes_are_sent(text, workers):
     spec = parse(text)
-    cost = codecs.measure(spec, BUCKET, GRADIENT)
+    cost = codecs.measure(spec, LAYOUT, GRADIENT)
 
     def work(comm):
         metered = Metered(comm)
-        bucket = Bucket(BUCKET.names, BUCKET.shapes, lr=0.1, squares=4.0 * GRADIENT.square())
         x = GRADIENT.clone()
-        spec.reduce(bucket, x, x, spec.init(bucket, metered), metered)
+        step = Step(LAYOUT, lr=0.1, squares=4.0 * GRADIENT.square())
+        reduce(spec, step, x, x, spec.init(LAYOUT, metered), metered)
         return metered.total.sent
 
     sent = threads.run(workers, work)[0]
@@ -58,21 +58,21 @@ def test_times_add_up():
 
 
 def test_memory_counts_every_buffer_once():
-    numel = BUCKET.numel
-    assert codecs.measure(parse("Dense()"), BUCKET, GRADIENT).memory == 0
-    feedback = codecs.measure(parse("ErrorFeedback(AllReduce(Identity()))"), BUCKET, GRADIENT).memory
+    numel = LAYOUT.numel
+    assert codecs.measure(parse("Dense()"), LAYOUT, GRADIENT).memory == 0
+    feedback = codecs.measure(parse("ErrorFeedback(AllReduce(Identity()))"), LAYOUT, GRADIENT).memory
     assert feedback >= 2 * 4 * numel
     whole = torch.zeros(10)
     assert codecs.nbytes_of({"a": whole, "_b": whole[:4], "n": 3, "inner": {"c": torch.zeros(2)}}) == 48
 
 
 def test_a_step_ahead_takes_time_before_forward_and_a_tensor_of_the_weights_size():
-    inside = codecs.measure(parse("ErrorFeedback(AllGather(TopK(0.01)))"), BUCKET, GRADIENT)
-    around = codecs.measure(parse("StepAhead(ErrorFeedback(AllGather(TopK(0.01))))"), BUCKET, GRADIENT)
+    inside = codecs.measure(parse("ErrorFeedback(AllGather(TopK(0.01)))"), LAYOUT, GRADIENT)
+    around = codecs.measure(parse("StepAhead(ErrorFeedback(AllGather(TopK(0.01))))"), LAYOUT, GRADIENT)
     assert inside.ahead == 0.0 < around.ahead
     assert around.memory == inside.memory + GRADIENT.nbytes
     assert around.messages == inside.messages
-    assert around.scaled(2 * BUCKET.numel).ahead == 2 * around.ahead
+    assert around.scaled(2 * LAYOUT.numel).ahead == 2 * around.ahead
 
 
 def test_buckets_of_one_shape_are_measured_once_and_many_shapes_are_scaled(monkeypatch):
@@ -83,11 +83,11 @@ def test_buckets_of_one_shape_are_measured_once_and_many_shapes_are_scaled(monke
         return BucketCost(bucket.numel, 1e-9 * bucket.numel, 0.0, (("all_gather", 4 * bucket.numel),), bucket.numel)
 
     monkeypatch.setattr(codecs, "measure", fake)
-    same = [Bucket.flat(100), Bucket.flat(100, "y"), Bucket.flat(50)]
+    same = [Layout.flat(100), Layout.flat(100, "y"), Layout.flat(50)]
     codecs.measure_all(parse("Dense()"), same, [torch.zeros(0)] * 3)
     assert sorted(measured) == [50, 100]
     measured.clear()
-    many = [Bucket.flat(n) for n in range(100, 2100, 100)]
+    many = [Layout.flat(n) for n in range(100, 2100, 100)]
     costs = codecs.measure_all(parse("Dense()"), many, [torch.zeros(0)] * 20)
     assert len(measured) <= codecs.MOST_LAYOUTS
     assert 2000 in measured

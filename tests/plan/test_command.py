@@ -3,10 +3,10 @@
 import pytest
 
 from tersegrad.cli import main
+from tersegrad.core import Layout
 from tersegrad.plan import command, probe
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
-from tersegrad.plan.model import Bucket
 from tersegrad.plan.timeline import Compute
 
 
@@ -38,7 +38,7 @@ def profile(tmp_path):
         4,
         Network.of(Link(1e6, 1e-4)),
         Compute(0.1, 0.2, 0.0, (0.2,)),
-        [Bucket.flat(250_000)],
+        [Layout.flat(250_000)],
         {"none": plain, "bf16": half, "topk": sparse},
         0.0,
         {},

@@ -1,4 +1,4 @@
-"""The model's buckets, as torch itself cuts them, and when they are filled."""
+"""The model's buckets, as torch itself makes them, and when they are filled."""
 
 import pytest
 import torch
@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tersegrad.core import Layout
 from tersegrad.plan import model
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=30), st.integers(1, 2000), st.integers(1, 4000))
-def test_buckets_are_cut_as_torch_does(sizes, first, cap):
+def test_buckets_are_those_that_torch_makes(sizes, first, cap):
     tensors = [torch.empty(size) for size in sizes]
     expected, _ = dist._compute_bucket_assignment_by_size(tensors, [first, cap])
     named = [(str(i), (size,)) for i, size in enumerate(sizes)]
-    assert [list(map(int, bucket.names)) for bucket in model.cut(named, first, cap)] == expected
+    assert [list(map(int, bucket.names)) for bucket in model.assign_buckets(named, first, cap)] == expected
 
 
 def small():
@@ -56,13 +57,13 @@ def test_measure_gives_a_timeline_and_leaves_no_hook():
 
 
 def test_a_known_step_is_split_in_proportion():
-    compute = model.compute_of(0.3, [model.Bucket.flat(100), model.Bucket.flat(300)])
+    compute = model.compute_of(0.3, [Layout.flat(100), Layout.flat(300)])
     assert compute.seconds == pytest.approx(0.3)
     assert compute.ready == pytest.approx((0.05, 0.2))
 
 
 def test_noise_stands_in_for_gradients():
-    (noise,) = model.gradients_for([model.Bucket.flat(10_000)], None)
+    (noise,) = model.gradients_for([Layout.flat(10_000)], None)
     assert bool(noise.isfinite().all())
     assert 0.9 < float(noise.abs().mean()) < 1.1
     assert abs(float(noise.mean())) < 0.05

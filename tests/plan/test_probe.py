@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import plan_cases
-from tersegrad.comm.torch import threads
+from tersegrad.comm import threads
+from tersegrad.comm.metered import Tap
+from tersegrad.core import Layout
 from tersegrad.plan import probe
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
-from tersegrad.plan.model import Bucket
 from tersegrad.plan.probe import Profile, fit
 from tersegrad.plan.timeline import Compute
-from tersegrad.comm.metered import Tap
 
 _clock = threading.local()
 
@@ -31,7 +31,7 @@ class _Wire(Tap):
         self.noise, self.chance = noise, np.random.default_rng(inner.rank)
         _clock.now = 0.0
 
-    def saw(self, traffic, started, overlapped=0.0):
+    def observe(self, traffic, started, overlapped=0.0):
         mine = torch.tensor([started], dtype=torch.float64).view(torch.uint8)
         begun = max(float(there.view(torch.float64)) for there in self.inner.all_gather(mine))
         stuck = 0.3 if self.noise and traffic.sent > 100 and self.chance.random() < 0.05 else 0.0
@@ -59,7 +59,7 @@ def test_a_slow_link_is_not_sent_everything(monkeypatch):
     sent = []
 
     class _Slow(_Wire):
-        def saw(self, traffic, started, overlapped=0.0):
+        def observe(self, traffic, started, overlapped=0.0):
             sent.append(traffic.sent)
             _clock.now += traffic.sent / 1e3
 
@@ -92,7 +92,7 @@ def example():
         workers=4,
         network=Network(Link(1e8, 1e-4, busy=0.5), Link(float("inf"), 2e-4, 3e-5)),
         compute=Compute(0.1, 0.2, 0.01, (0.1, 0.2)),
-        buckets=[Bucket(("w", "b"), ((2, 3), (3,))), Bucket.flat(7)],
+        buckets=[Layout(("w", "b"), ((2, 3), (3,))), Layout.flat(7)],
         costs={"topk": [BucketCost(9, 1e-3, 2e-3, (("all_gather", 99),), 72), BucketCost(7, 0.0, 0.0, (), 0)]},
         contention=0.5,
         environment={"cores": 2},

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tersegrad.comm.torch import threads
-from tersegrad.plan import model, pace
+from tersegrad.comm import threads
+from tersegrad.plan import model, sync_overhead
 
 
 class Net(nn.Module):
@@ -26,7 +26,9 @@ class Net(nn.Module):
 
 def run(comm, used=3, exchange=None):
     net = Net(used)
-    buckets = model.cut([(name, tuple(p.shape)) for name, p in reversed(list(net.named_parameters()))], first=4, cap=4)
+    buckets = model.assign_buckets(
+        [(name, tuple(p.shape)) for name, p in reversed(list(net.named_parameters()))], first=4, cap=4
+    )
     said, steps = [], []
 
     def count(word):
@@ -34,7 +36,7 @@ def run(comm, used=3, exchange=None):
         comm.all_gather(word)
 
     loss = lambda: net(torch.ones(2, 8)).square().mean()  # noqa: E731
-    seconds = pace.measure(net, loss, lambda: steps.append(len(said)), buckets, exchange or count, comm)
+    seconds = sync_overhead.measure(net, loss, lambda: steps.append(len(said)), buckets, exchange or count, comm)
     assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
     assert steps == [len(buckets) * (i + 1) for i in range(len(steps))]
     assert set(said) == {"tersegrad pace"}

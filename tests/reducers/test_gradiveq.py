@@ -5,22 +5,21 @@ import math
 
 import pytest
 import torch
+from tersegrad.codecs import pca
 from torch.profiler import ProfilerActivity, profile
 
-from support import laws
-from tersegrad.comm.torch import threads
 from tersegrad import specs
-from tersegrad.core import state
-from tersegrad.codecs import pca
-from tersegrad.reducers.gradiveq.slices import slicing
-from tersegrad.compressors import BF16, QSGD, Identity, TopK
-from tersegrad.core import Bucket
-from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, TwoShot, gradiveq
+from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
+from tersegrad.compressors import BF16, QSGD, Identity, TopK
+from tersegrad.core import Layout, Step, reduce, state
+from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, TwoShot, gradiveq
+from tersegrad.reducers.gradiveq.slices import slicing
+from tersegrad.testing import reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 from test_allocations import allocations
 
-BUCKET = Bucket(
+BUCKET = Layout(
     ("stem.weight", "stem.bias", "body.weight", "head.weight", "_tail.weight"),
     ((8, 6, 3, 3), (8,), (12, 8, 3, 3), (10, 12), (6, 10, 5)),
     seed=3,
@@ -68,7 +67,7 @@ def phases_of(reducer, size, gradient, steps, **kwargs):
     def note(state_):
         seen.setdefault(id(state_), []).append({name: m["phase"] for name, m in memories(state_).items()})
 
-    traces = laws.run(reducer, size, gradient, BUCKET, steps, between=note, **kwargs)
+    traces = runs.run(reducer, size, gradient, BUCKET, steps, between=note, **kwargs)
     return [seen[id(trace.state)] for trace in traces], traces
 
 
@@ -84,10 +83,10 @@ def test_low_rank_gradients_are_learned_and_then_exact(size, order):
     for name in CONVOLUTIONS:
         assert [p[name] for p in phases[0]] == expected
     for step in range(12):
-        truth = laws.mean([t.gradients[step] for t in traces])
-        laws.assert_close(traces[0].means[step], truth, 2e-4, f"mean of step {step}")
+        truth = runs.mean([t.gradients[step] for t in traces])
+        runs.assert_close(traces[0].means[step], truth, 2e-4, f"mean of step {step}")
         for trace in traces:  # each worker's own gradient has gone, not only the mean of all
-            laws.assert_close(trace.rests[step], torch.zeros(BUCKET.numel), 2e-4, f"rest of step {step}")
+            runs.assert_close(trace.rests[step], torch.zeros(BUCKET.numel), 2e-4, f"rest of step {step}")
     for name, rank in CONVOLUTIONS.items():
         report = memories(traces[0].state)[name]["report"]
         assert report["coefficients"] == rank
@@ -107,7 +106,7 @@ def test_noise_is_refused_and_tried_again_later_and_later():
         assert report["refusals"] == 3
         assert report["held_out_loss"] > 0.5 or report["ratio"] < 2
     for step in range(50):  # refused is dense, and dense is exact
-        laws.assert_close(traces[0].means[step], laws.mean([t.gradients[step] for t in traces]), 1e-6, "mean")
+        runs.assert_close(traces[0].means[step], runs.mean([t.gradients[step] for t in traces]), 1e-6, "mean")
 
 
 def test_without_a_judge_noise_goes_compressed_and_is_lost():
@@ -129,17 +128,17 @@ def test_a_layer_without_gradient_is_refused_and_nothing_of_it_is_lost_later():
     phases, traces = phases_of(reducer, 2, gradient, 6)
     assert phases[0][5]["stem.weight"] == "refused"
     n = BUCKET.sizes[0]
-    laws.assert_close(traces[0].means[5][:n], laws.mean([t.gradients[5][:n] for t in traces]), 1e-6, "mean")
+    runs.assert_close(traces[0].means[5][:n], runs.mean([t.gradients[5][:n] for t in traces]), 1e-6, "mean")
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e33])
 def test_gradients_whose_squares_are_no_floats(scale):
     reducer = GradiVeQ(**SHORT)
     clean = low_rank(reducer)
-    traces = laws.run(reducer, 2, lambda rank, step: clean(rank, step) * scale, BUCKET, 10)
+    traces = runs.run(reducer, 2, lambda rank, step: clean(rank, step) * scale, BUCKET, 10)
     for step in range(10):
-        truth = laws.mean([t.gradients[step] for t in traces])
-        laws.assert_close(traces[0].means[step] / scale, truth / scale, 1e-3, f"mean of step {step}")
+        truth = runs.mean([t.gradients[step] for t in traces])
+        runs.assert_close(traces[0].means[step] / scale, truth / scale, 1e-3, f"mean of step {step}")
 
 
 def test_bases_are_orthonormal_and_the_same_bits_on_all_workers():
@@ -167,13 +166,13 @@ def test_a_basis_for_each_slice():
     _, traces = phases_of(reducer, 2, low_rank(reducer), 33)
     fit = memories(traces[0].state)["body.weight"]["fit"]
     assert fit["basis"].shape == (cut_of("body.weight", reducer).count, cut_of("body.weight", reducer).length, 5)
-    laws.assert_close(traces[0].means[32], laws.mean([t.gradients[32] for t in traces]), 2e-4, "mean")
+    runs.assert_close(traces[0].means[32], runs.mean([t.gradients[32] for t in traces]), 2e-4, "mean")
 
 
 def test_everything_else_is_bit_identical_to_a_plain_all_reduce():
     reducer = GradiVeQ(**SHORT)
     gradient = low_rank(reducer)
-    ours, plain = (laws.run(r, 3, gradient, BUCKET, 12) for r in (reducer, Dense()))
+    ours, plain = (runs.run(r, 3, gradient, BUCKET, 12) for r in (reducer, Dense()))
     for step in range(12):
         for name in ("stem.bias", "head.weight"):
             i = BUCKET.names.index(name)
@@ -190,8 +189,8 @@ def test_message_is_the_coefficients_and_what_is_dense():
         for step in range(12):
             before = metered.total.payload
             x = gradient(comm.rank, step)
-            reducer.reduce(BUCKET, x, x, memory, metered)
-            state.settle(memory, keep=True)
+            reduce(reducer, Step(BUCKET), x, x, memory, metered)
+            state.commit(memory)
             sent.append(metered.total.payload - before)
         return sent, metered.by_collective
 
@@ -213,8 +212,8 @@ def test_one_number_more_for_every_look():
         for step in range(8):
             before = metered.total.payload
             x = gradient(comm.rank, step)
-            reducer.reduce(BUCKET, x, x, memory, metered)
-            state.settle(memory, keep=True)
+            reduce(reducer, Step(BUCKET), x, x, memory, metered)
+            state.commit(memory)
         return metered.total.payload - before
 
     dense = 8 + 120
@@ -235,7 +234,7 @@ def test_gradients_that_leave_the_basis_are_learned_anew_on_the_same_step_everyw
     assert body == ["learn"] * 7 + ["compress"] * 5 + ["learn"] * 8 + ["compress"] * 4
     assert {p["stem.weight"] for p in phases[0][8:]} == {"compress"}, "only the layer that drifted learns"
     assert memories(traces[0].state)["body.weight"]["report"]["drifts"] == 1
-    laws.assert_close(traces[0].means[23], laws.mean([t.gradients[23] for t in traces]), 1e-2, "after the refit")
+    runs.assert_close(traces[0].means[23], runs.mean([t.gradients[23] for t in traces]), 1e-2, "after the refit")
 
 
 def test_without_drift_nobody_looks():
@@ -277,7 +276,7 @@ def test_a_step_with_a_nan_leaves_no_trace_in_any_phase(when, bad, options):
             return x
         return clean(rank, step - (step > when))
 
-    expected, got = (laws.run(reducer, 2, g, BUCKET, n) for g, n in ((clean, 13), (poisoned, 14)))
+    expected, got = (runs.run(reducer, 2, g, BUCKET, n) for g, n in ((clean, 13), (poisoned, 14)))
     for whole, other in zip(expected, got, strict=True):
         assert not bool(other.means.pop(when).isfinite().all())
         assert all(torch.equal(a, b) for a, b in zip(whole.means, other.means, strict=True))
@@ -296,8 +295,8 @@ def test_a_checkpoint_in_any_phase_goes_on_as_if_nothing_had_happened(when, lear
     reducer = GradiVeQ(**{**SHORT, "loss": 0.01}, learning=learning)
     gradient = low_rank(reducer)
     whole, _ = phases_of(reducer, 2, gradient, 13)
-    means = laws.run(reducer, 2, gradient, BUCKET, 13)[0].means
-    half = laws.run(reducer, 2, gradient, BUCKET, when)
+    means = runs.run(reducer, 2, gradient, BUCKET, 13)[0].means
+    half = runs.run(reducer, 2, gradient, BUCKET, when)
     phases, resumed = phases_of(
         reducer, 2, gradient, 13 - when, first=when, states_before=saved_and_loaded([t.state for t in half])
     )
@@ -311,24 +310,24 @@ def test_other_buckets_do_not_change_the_result(when):
     """DDP cuts its buckets anew: every layer stays in its phase, wherever it goes."""
     reducer = GradiVeQ(**SHORT)
     gradient = low_rank(reducer)
-    whole = laws.run(reducer, 2, gradient, BUCKET, 13)[0].means
-    half = laws.run(reducer, 2, gradient, BUCKET, when)
+    whole = runs.run(reducer, 2, gradient, BUCKET, 13)[0].means
+    half = runs.run(reducer, 2, gradient, BUCKET, when)
     members = [[4, 1], [3, 0, 2]]
     parts = [BUCKET.subset(m) for m in members]
 
     def work(comm):
-        pieces, means = state.cut(half[comm.rank].state, BUCKET), []
+        pieces, means = state.split(half[comm.rank].state, BUCKET), []
         memories_ = []
         for part in parts:
             memories_.append(reducer.init(part, comm))
-            state.paste(pieces, memories_[-1], part)
+            state.merge(pieces, memories_[-1], part)
         for step in range(when, 13):
             x = gradient(comm.rank, step).split(BUCKET.sizes)
             outs = list(x)
             for part, m, memory in zip(parts, members, memories_, strict=True):
                 packed = torch.cat([x[i] for i in m])
-                reducer.reduce(part, packed, packed, memory, comm)
-                state.settle(memory, keep=True)
+                reduce(reducer, Step(part), packed, packed, memory, comm)
+                state.commit(memory)
                 for i, piece in zip(m, packed.split(part.sizes), strict=True):
                     outs[i] = piece
             means.append(torch.cat(outs))
@@ -336,7 +335,7 @@ def test_other_buckets_do_not_change_the_result(when):
 
     for means in threads.run(2, work):
         for expected, got in zip(whole[when:], means, strict=True):
-            laws.assert_close(got, expected, 1e-4, "mean")
+            runs.assert_close(got, expected, 1e-4, "mean")
 
 
 def test_one_large_fit_in_a_step(monkeypatch):
@@ -347,7 +346,7 @@ def test_one_large_fit_in_a_step(monkeypatch):
     starts = sorted(next(i for i, p in enumerate(phases[0]) if p[name] == "compress") for name in CONVOLUTIONS)
     assert starts == [6, 7, 8]
     for step in range(12):
-        laws.assert_close(traces[0].means[step], laws.mean([t.gradients[step] for t in traces]), 2e-4, "mean")
+        runs.assert_close(traces[0].means[step], runs.mean([t.gradients[step] for t in traces]), 2e-4, "mean")
 
 
 # ---- other ways to travel --------------------------------------------------------------------------
@@ -373,10 +372,10 @@ def test_the_law_holds_however_parts_travel(way, size):
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
     phases, traces = phases_of(reducer, size, gradient, 20)
     assert len({tuple(p.values()) for p in phases[0]}) > 2, "layers are in different phases"
-    atol = laws.tolerance(reducer, 4 * laws.largest(traces), size, lost=2.0**-6)
+    atol = reducers.tolerance(reducer, 4 * runs.largest(traces), size, lost=2.0**-6)
     for step in range(20):
-        left = laws.mean([t.gradients[step] - t.rests[step] for t in traces])
-        laws.assert_close(traces[0].means[step], left, atol, f"conservation at step {step}")
+        left = runs.mean([t.gradients[step] - t.rests[step] for t in traces])
+        runs.assert_close(traces[0].means[step], left, atol, f"conservation at step {step}")
         assert all(torch.equal(t.means[step], traces[0].means[step]) for t in traces)
 
 
@@ -386,20 +385,20 @@ def test_a_checkpoint_while_layers_are_in_different_phases(way):
         slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
     )
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
-    whole = laws.run(reducer, 2, gradient, BUCKET, 12)[0].means
-    half = laws.run(reducer, 2, gradient, BUCKET, 9)
+    whole = runs.run(reducer, 2, gradient, BUCKET, 12)[0].means
+    half = runs.run(reducer, 2, gradient, BUCKET, 9)
     names = half[0].state.get("learning", {"names": ["body.weight"]})["names"]
     assert names == ["body.weight"], "only one of three learns"
     loaded = saved_and_loaded([t.state for t in half])
-    resumed = laws.run(reducer, 2, gradient, BUCKET, 3, first=9, states_before=loaded)
+    resumed = runs.run(reducer, 2, gradient, BUCKET, 3, first=9, states_before=loaded)
     for mean, again in zip(whole[9:], resumed[0].means, strict=True):
-        laws.assert_close(again, mean, 1e-5, "mean")
+        runs.assert_close(again, mean, 1e-5, "mean")
 
 
 def test_quantised_coefficients_are_fewer_bytes():
     def sent(coefficients):
         reducer = GradiVeQ(**SHORT, worst=None, drift=None, coefficients=coefficients)
-        bucket = Bucket(("w",), ((64, 256, 3, 3),))
+        bucket = Layout(("w",), ((64, 256, 3, 3),))
         generator = torch.Generator().manual_seed(0)
         cut = reducer.slicing(bucket.shapes[0])
         directions = torch.randn(400, cut.length, generator=generator)
@@ -411,8 +410,8 @@ def test_quantised_coefficients_are_fewer_bytes():
                 slices = torch.randn(cut.count, 400, generator=own) @ directions
                 x, before = torch.empty(bucket.numel), metered.total.sent
                 cut.join(slices.view(-1), torch.zeros(bucket.numel), x)
-                reducer.reduce(bucket, x, x, memory, metered)
-                state.settle(memory, keep=True)
+                reduce(reducer, Step(bucket), x, x, memory, metered)
+                state.commit(memory)
             assert memory["layers"]["layer w"]["phase"] == "compress"
             return metered.total.sent - before
 
@@ -424,11 +423,11 @@ def test_quantised_coefficients_are_fewer_bytes():
 @pytest.mark.parametrize("size", [1, 3])
 def test_with_error_feedback_nothing_is_lost_over_cycles(size):
     reducer = ErrorFeedback(GradiVeQ(warmup=1, learn=3, compress=4, loss=0.3, worst=None, tiny=0))
-    traces = laws.run(reducer, size, noise, BUCKET, 18)
+    traces = runs.run(reducer, size, noise, BUCKET, 18)
     sent = torch.stack(traces[0].means).double().sum(0)
-    late = laws.mean([t.held[-1] for t in traces])
-    total = laws.mean([torch.stack(t.gradients).double().sum(0) for t in traces])
-    laws.assert_close(sent + late, total, 1e-4, "telescoping sum")
+    late = runs.mean([t.held[-1] for t in traces])
+    total = runs.mean([torch.stack(t.gradients).double().sum(0) for t in traces])
+    runs.assert_close(sent + late, total, 1e-4, "telescoping sum")
     assert max(float(h.abs().max()) for h in traces[0].held) > 0.1
 
 
@@ -437,14 +436,14 @@ def test_with_error_feedback_nothing_is_lost_over_cycles(size):
 
 def test_samples_are_bounded():
     reducer = GradiVeQ(warmup=0, learn=10, samples=50_000)
-    bucket = Bucket(("w",), ((128, 128, 3, 3),))
+    bucket = Layout(("w",), ((128, 128, 3, 3),))
 
     def work(comm):
         memory = reducer.init(bucket, comm)
         for step in range(9):
             x = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(step))
-            reducer.reduce(bucket, x, x, memory, comm)
-            state.settle(memory, keep=True)
+            reduce(reducer, Step(bucket), x, x, memory, comm)
+            state.commit(memory)
         return memory["layers"]["layer w"]["samples"]
 
     samples = threads.run(1, work)[0]
@@ -467,7 +466,7 @@ def test_the_first_slice_alone_is_the_papers_rule():
 
 
 def test_compressed_steps_allocate_nothing_of_gradient_size():
-    bucket = Bucket(("w", "b", "v"), ((64, 256, 3, 3), (64,), (256, 320, 3, 3)))
+    bucket = Layout(("w", "b", "v"), ((64, 256, 3, 3), (64,), (256, 320, 3, 3)))
     reducer = GradiVeQ(slice_size=1024, warmup=0, learn=3, compress=9, tiny=0)
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(4, 1024, generator=generator)
@@ -484,8 +483,8 @@ def test_compressed_steps_allocate_nothing_of_gradient_size():
                     cut.join(slices.view(-1), torch.zeros(part.numel()), part)
 
         def step():
-            reducer.reduce(bucket, x, x, memory, comm)
-            state.settle(memory, keep=True)
+            reduce(reducer, Step(bucket), x, x, memory, comm)
+            state.commit(memory)
 
         for _ in range(5):
             gradient()

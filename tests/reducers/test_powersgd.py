@@ -5,16 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from support import laws
-from support import powersgd_cases
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
-from tersegrad.core import Bucket
-from tersegrad.reducers import Dense, PowerSGD
+from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
+from tersegrad.core import Layout, Step, reduce, state
+from tersegrad.reducers import Dense, PowerSGD
+from tersegrad.testing import inputs, reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 
-BUCKET = Bucket(("w", "b", "v"), ((40, 30), (40,), (20, 50)), seed=4)
+BUCKET = Layout(("w", "b", "v"), ((40, 30), (40,), (20, 50)), seed=4)
 
 
 def random(seed, *shape):
@@ -34,13 +32,13 @@ class Run:
 
     def __init__(self, rank, shape, error_feedback=False):
         self.reducer = ErrorFeedback(PowerSGD(rank)) if error_feedback else PowerSGD(rank)
-        self.bucket, self.comm = Bucket(("w",), (shape,)), one_worker()
+        self.bucket, self.comm = Layout(("w",), (shape,)), one_worker()
         self.state = self.reducer.init(self.bucket, self.comm)
 
     def __call__(self, matrix):
         x = matrix.clone().reshape(-1)
-        self.reducer.reduce(self.bucket, x, x, self.state, self.comm)
-        state.settle(self.state, keep=bool(x.isfinite().all()))
+        reduce(self.reducer, Step(self.bucket), x, x, self.state, self.comm)
+        (state.commit if bool(x.isfinite().all()) else state.roll_back)(self.state)
         return x.view_as(matrix)
 
 
@@ -92,12 +90,12 @@ def test_a_mean_of_that_rank_is_found_though_no_worker_has_one():
     """What counts is the mean: the workers' own parts cancel out."""
     mean, noise = low_rank(1, 40, 30, 2), random(2, 40, 30)
     xs = [mean + noise, mean - noise]
-    bucket = Bucket(("w",), ((40, 30),))
+    bucket = Layout(("w",), ((40, 30),))
 
     def work(comm):
         x, reducer = xs[comm.rank].reshape(-1).clone(), PowerSGD(2)
         out = torch.empty_like(x)
-        reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
+        reduce(reducer, Step(bucket), x, out, reducer.init(bucket, comm), comm)
         return out.view(40, 30), x.view(40, 30)
 
     for rank, (out, rest) in enumerate(threads.run(2, work)):
@@ -145,11 +143,11 @@ def test_the_scale_does_not_matter(scale):
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("rank", [1, 2, 8])
 def test_laws(rank, size):
-    gradient = laws.laplace(BUCKET.numel)
+    gradient = inputs.laplace(BUCKET.numel)
     for reducer in (PowerSGD(rank), ErrorFeedback(PowerSGD(rank))):
         laws.check_conservation(reducer, size, gradient, BUCKET)
         laws.check_replicas_identical(reducer, size, gradient, BUCKET)
-    laws.check_telescoping(ErrorFeedback(PowerSGD(rank)), size, laws.laplace(laws.BUCKET.numel))
+    reducers.check_telescoping(ErrorFeedback(PowerSGD(rank)), size, inputs.laplace(inputs.LAYOUT.numel))
 
 
 DEGENERATE = {
@@ -182,7 +180,7 @@ def test_recovers_from_a_gradient_of_zeros():
 @pytest.mark.parametrize("where", [0, 700, 1210, 1300, -1])
 def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
     """Matrix, bias, matrix: all workers see it, and all go on as if it had not been."""
-    gradient = laws.laplace(BUCKET.numel)
+    gradient = inputs.laplace(BUCKET.numel)
 
     def poisoned(rank, step):
         x = gradient(rank, step if step < 2 else step - 1)  # the gradient of step 2 comes again after the bad one
@@ -194,12 +192,12 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
         return gradient(rank, 0 if step == 0 else 1 + step - 1)
 
     reducer = ErrorFeedback(PowerSGD(2))
-    hurt = laws.run(reducer, 3, poisoned, BUCKET, steps=4)
-    well = laws.run(reducer, 3, clean, BUCKET, steps=3)
+    hurt = runs.run(reducer, 3, poisoned, BUCKET, steps=4)
+    well = runs.run(reducer, 3, clean, BUCKET, steps=3)
     for h, w in zip(hurt, well, strict=True):
         assert not h.means[1].isfinite().any()
         assert all(torch.equal(a, b) for a, b in zip([h.means[0], *h.means[2:]], w.means, strict=True))
-        assert laws.same(state.copy(h.state), state.copy(w.state))
+        assert runs.same(state.copy(h.state), state.copy(w.state))
 
 
 def test_a_bad_value_is_seen_where_q_is_zero():
@@ -215,21 +213,21 @@ def test_a_bad_value_is_seen_where_q_is_zero():
 
 
 def test_q_is_the_same_on_all_workers_and_in_every_bucket():
-    alone = threads.run(3, lambda comm: PowerSGD(2).init(Bucket(("v",), ((20, 50),), seed=4), comm))
+    alone = threads.run(3, lambda comm: PowerSGD(2).init(Layout(("v",), ((20, 50),), seed=4), comm))
     together = threads.run(3, lambda comm: PowerSGD(2).init(BUCKET, comm))
     first = alone[0]["factors"]["tensor v"]["q"]
     assert all(torch.equal(s["factors"]["tensor v"]["q"], first) for s in (*alone, *together))
-    other = PowerSGD(2).init(Bucket(("v",), ((20, 50),), seed=5), one_worker())["factors"]["tensor v"]["q"]
+    other = PowerSGD(2).init(Layout(("v",), ((20, 50),), seed=5), one_worker())["factors"]["tensor v"]["q"]
     assert not torch.equal(other, first)
 
 
 def test_q_goes_with_its_tensor_when_buckets_change():
-    reducer, gradient = ErrorFeedback(PowerSGD(2)), laws.laplace(BUCKET.numel)
-    old = laws.run(reducer, 1, gradient, BUCKET)[0].state
+    reducer, gradient = ErrorFeedback(PowerSGD(2)), inputs.laplace(BUCKET.numel)
+    old = runs.run(reducer, 1, gradient, BUCKET)[0].state
     for names in (("v", "b"), ("w",)):
-        bucket = Bucket(names, tuple(BUCKET.shapes[BUCKET.names.index(n)] for n in names), seed=4)
+        bucket = Layout(names, tuple(BUCKET.shapes[BUCKET.names.index(n)] for n in names), seed=4)
         new = reducer.init(bucket, one_worker())
-        state.paste(state.cut(old, BUCKET), new, bucket)
+        state.merge(state.split(old, BUCKET), new, bucket)
         for name in set(names) - {"b"}:
             kept, was = new["inner"]["factors"][f"tensor {name}"]["q"], old["inner"]["factors"][f"tensor {name}"]["q"]
             assert torch.equal(kept, was)
@@ -241,7 +239,7 @@ def test_two_all_reduces_of_few_bytes(size):
     def work(comm):
         meter, reducer = Metered(comm), PowerSGD(2)
         x = random(comm.rank, BUCKET.numel)
-        reducer.reduce(BUCKET, x, torch.empty_like(x), reducer.init(BUCKET, comm), meter)
+        reduce(reducer, Step(BUCKET), x, torch.empty_like(x), reducer.init(BUCKET, comm), meter)
         return meter.by_collective
 
     for by in threads.run(size, work):
@@ -251,14 +249,14 @@ def test_two_all_reduces_of_few_bytes(size):
 
 
 def test_what_has_no_matrix_in_it_takes_one_dense_all_reduce():
-    bucket = Bucket(("a", "b", "c"), ((7,), (), (1, 9)))
-    gradient = laws.laplace(bucket.numel)
-    ours, dense = (laws.run(reducer, 3, gradient, bucket) for reducer in (PowerSGD(), Dense()))
+    bucket = Layout(("a", "b", "c"), ((7,), (), (1, 9)))
+    gradient = inputs.laplace(bucket.numel)
+    ours, dense = (runs.run(reducer, 3, gradient, bucket) for reducer in (PowerSGD(), Dense()))
     assert all(torch.equal(a, b) for a, b in zip(ours[0].means, dense[0].means, strict=True))
 
     def work(comm):
         meter, x = Metered(comm), gradient(comm.rank, 0)
-        PowerSGD().reduce(bucket, x, x, PowerSGD().init(bucket, comm), meter)
+        reduce(PowerSGD(), Step(bucket), x, x, PowerSGD().init(bucket, comm), meter)
         return meter.total.calls
 
     assert threads.run(2, work) == [1, 1]
@@ -266,8 +264,8 @@ def test_what_has_no_matrix_in_it_takes_one_dense_all_reduce():
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,)])
 def test_empty_tensors_take_part(shape):
-    bucket = Bucket(("a", "e", "w"), ((3,), shape, (40, 30)))
-    laws.check_conservation(PowerSGD(), 2, laws.laplace(bucket.numel), bucket)
+    bucket = Layout(("a", "e", "w"), ((3,), shape, (40, 30)))
+    laws.check_conservation(PowerSGD(), 2, inputs.laplace(bucket.numel), bucket)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True, "2"])

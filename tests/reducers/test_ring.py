@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from support import exchange_cases
-from support import laws
-from support.exchange_cases import WRONG, Corrupting, _Logged, _LoggedSum, _Tens, tens
-from tersegrad.comm.torch import threads
+from support.exchange_cases import WRONG, Corrupting, _Logged, _LoggedSum, _Tens, reduced, tens
+from tersegrad.comm import threads
+from tersegrad.comm.frame import FrameError
 from tersegrad.compressors import BF16, FFT, FP16, QSGD, Identity, PerTensor, TopK
-from tersegrad.core import HEADER_NBYTES, Bucket, Payload
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, Step, Summable, reduce
 from tersegrad.engine.roundtrip import roundtrip
 from tersegrad.reducers import AllGather, Ring
-from tersegrad.comm.frame import FrameError
+from tersegrad.testing import inputs, reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 
 COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
@@ -23,31 +23,19 @@ COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
 @pytest.mark.parametrize("numel", [1, 3, 101])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_laws_for_sizes_that_do_not_divide(compressor, numel, size):
-    reducer, gradient, bucket = ErrorFeedback(Ring(compressor)), laws.laplace(numel), Bucket.flat(numel)
-    laws.check_conservation(reducer, size, gradient, bucket)
-    laws.check_replicas_identical(Ring(compressor, pieces=1), size, gradient, bucket)
+    gradient, layout = inputs.laplace(numel), Layout.flat(numel)
+    reducers.check_step(ErrorFeedback(Ring(compressor)), size, gradient, layout)
+    reducers.check_step(Ring(compressor, pieces=1), size, gradient, layout)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_nothing_is_lost_with_a_lossless_codec(size, pieces):
-    gradient = laws.laplace(laws.BUCKET.numel)
-    for trace in laws.run(Ring(Identity(), pieces=pieces), size, gradient, steps=1):
-        want = laws.mean([gradient(rank, 0) for rank in range(size)])
-        laws.assert_close(trace.means[0], want, 1e-6, "mean")
-        laws.assert_close(trace.rests[0], torch.zeros(laws.BUCKET.numel), 2e-6, "rest")
-
-
-def reduced(reducer, xs):
-    """Means and rests of all workers."""
-
-    def work(comm):
-        x, bucket = xs[comm.rank].clone(), Bucket.flat(xs[0].numel())
-        out = torch.empty_like(x)
-        reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
-        return out, x
-
-    return threads.run(len(xs), work)
+    gradient = inputs.laplace(inputs.LAYOUT.numel)
+    for trace in runs.run(Ring(Identity(), pieces=pieces), size, gradient, steps=1):
+        want = runs.mean([gradient(rank, 0) for rank in range(size)])
+        runs.assert_close(trace.means[0], want, 1e-6, "mean")
+        runs.assert_close(trace.rests[0], torch.zeros(inputs.LAYOUT.numel), 2e-6, "rest")
 
 
 def test_each_worker_keeps_the_error_of_its_own_hop():
@@ -72,7 +60,7 @@ def test_each_worker_keeps_the_error_of_its_own_hop():
 @pytest.mark.parametrize("codec", [BF16(), FP16()], ids=repr)
 def test_payloads_are_added_in_their_own_dtype(codec):
     """The mean is the sum that torch makes of the 16-bit values, worker after worker; what it rounds away stays."""
-    size, numel, dtype = 4, 8 * 20, codec.summable
+    size, numel, dtype = 4, 8 * 20, codec.dtype
     xs = torch.randn(size, numel, generator=torch.Generator().manual_seed(3))
     want = torch.empty(numel)
     for s in range(2 * size):
@@ -86,11 +74,11 @@ def test_payloads_are_added_in_their_own_dtype(codec):
     for out, _ in results:
         assert torch.equal(out, want)
     left = sum(x.double() - rest.double() for x, (_, rest) in zip(xs, results, strict=True)) / size
-    laws.assert_close(want, left, 1e-6, "law")
+    runs.assert_close(want, left, 1e-6, "law")
 
 
 def test_one_worker_is_the_compressor_alone():
-    x = laws.laplace(1000)(0, 0)
+    x = inputs.laplace(1000)(0, 0)
     for compressor in (TopK(0.1), BF16(), FFT()):
         out, rest = reduced(Ring(compressor, pieces=1), [x])[0]
         decoded, _ = roundtrip(compressor, x)
@@ -105,7 +93,7 @@ def test_one_worker_is_the_compressor_alone():
 @pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("rank", range(3))
 def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
-    xs = [laws.laplace(60)(r, 0) for r in range(3)]
+    xs = [inputs.laplace(60)(r, 0) for r in range(3)]
     xs[rank][10 * place + 3] = [float("nan"), float("inf"), float("-inf")][place % 3]
     for out, _ in reduced(Ring(compressor), xs):
         assert not out.isfinite().all()
@@ -134,11 +122,12 @@ def test_a_summable_payload_without_a_body_spoils_the_sum():
 @pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.05), QSGD()], ids=repr)
 def test_traffic_does_not_grow_with_the_workers(compressor, size, pieces):
     numel = 32_000
-    body = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1].body.numel()
+    payload = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1]
+    body, front = payload.body.numel(), payload.nbytes - payload.body.numel()  # header and meta
     messages = 2 * (size - 1) * pieces
     for sent in exchange_cases.sent_bytes(Ring(compressor, pieces=pieces), size, numel):
-        assert sent <= 2 * body * (1 - 1 / size) * 1.02 + messages * (HEADER_NBYTES + 32)
-        if compressor.summable is not None:
+        assert sent <= 2 * body * (1 - 1 / size) * 1.02 + messages * (front + 16)
+        if isinstance(compressor, Summable):
             assert sent == 2 * body * (size - 1) // size + messages * HEADER_NBYTES
 
 
@@ -214,12 +203,12 @@ def test_bodies_that_cannot_be_added_are_refused():
     reducer = Ring(_Short())
 
     def work(comm):
-        bucket = Bucket.flat(80)
-        memory = reducer.init(bucket, comm)
+        layout = Layout.flat(80)
+        memory = reducer.init(layout, comm)
         for segment in memory["segments"].values():
             segment["inner"]["_short"] = comm.rank == 2
         x = torch.ones(80)
-        reducer.reduce(bucket, x, x, memory, comm)
+        reduce(reducer, Step(layout), x, x, memory, comm)
 
     with pytest.raises(FrameError, match=r"rank [12] sent a body of .* they cannot be added"):
         threads.run(4, work)

@@ -5,22 +5,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import laws
 from support.exchange_cases import _Tens
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
+from tersegrad.comm import threads
+from tersegrad.comm.frame import FrameError
 from tersegrad.comm.torch import NetworkError
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, SIDCo, TopK
-from tersegrad.core import Bucket, Pending
+from tersegrad.core import Layout, Pending, Step, reduce, state
 from tersegrad.reducers import Ring, TwoShot
 from tersegrad.reducers._segments import Segment, Term, arriving, receiving, stretches
-from tersegrad.comm.frame import FrameError
+from tersegrad.testing import inputs, runs
 from tersegrad.wrappers import ErrorFeedback
 
 
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 9))
 def test_stretches_cover_the_bucket_once_and_are_of_one_length(sizes, count):
-    bucket = Bucket(tuple(f"t{i}" for i in range(len(sizes))), tuple((size,) for size in sizes))
+    bucket = Layout(tuple(f"t{i}" for i in range(len(sizes))), tuple((size,) for size in sizes))
     parts = stretches(bucket, count)
     assert [start for _, start, _ in parts] == [0, *(stop for _, _, stop in parts[:-1])]
     assert parts[-1][2] == bucket.numel
@@ -32,18 +31,18 @@ def test_stretches_cover_the_bucket_once_and_are_of_one_length(sizes, count):
 
 
 def test_a_whole_tensor_keeps_its_shape_and_a_piece_is_flat():
-    parts = stretches(Bucket(("a", "b"), ((3, 2), (2, 5))), 2)
+    parts = stretches(Layout(("a", "b"), ((3, 2), (2, 5))), 2)
     assert [part.shapes for part, _, _ in parts] == [((3, 2), (2,)), ((8,),)]
 
 
 def test_stretches_of_one_tensor_are_told_apart():
-    ids = [part.id for part, _, _ in stretches(Bucket.flat(1000), 4)]
+    ids = [part.id for part, _, _ in stretches(Layout.flat(1000), 4)]
     assert len(set(ids)) == 4
 
 
 def seeds(reducer, size):
     def work(comm):
-        segments = reducer.init(Bucket.flat(100), comm)["segments"].values()
+        segments = reducer.init(Layout.flat(100), comm)["segments"].values()
         return [segment["inner"]["seed"] for segment in segments]
 
     return threads.run(size, work)
@@ -68,8 +67,8 @@ def test_payloads_that_are_added_are_made_with_the_same_random_numbers():
 
 STATEFUL = [SIDCo(0.1), PerTensor(SIDCo(0.1)), PerTensor(TopK(0.1)), FFT(), QSGD()]
 NEW = [
-    Bucket(("c.weight", "a.bias"), ((3, 5, 3, 3), (20,)), seed=7),
-    Bucket(("b.weight", "a.weight"), ((50, 31), (37, 20)), seed=7),
+    Layout(("c.weight", "a.bias"), ((3, 5, 3, 3), (20,)), seed=7),
+    Layout(("b.weight", "a.weight"), ((50, 31), (37, 20)), seed=7),
 ]
 
 
@@ -77,22 +76,22 @@ NEW = [
 @pytest.mark.parametrize("compressor", STATEFUL, ids=repr)
 def test_other_buckets_begin_with_a_fresh_compressor_and_all_that_was_remembered(make, compressor):
     reducer = ErrorFeedback(make(compressor))
-    old = laws.run(reducer, 3, laws.laplace(laws.BUCKET.numel))
+    old = runs.run(reducer, 3, inputs.laplace(inputs.LAYOUT.numel))
     for bucket in NEW:
 
         def work(comm, bucket=bucket):
-            mine = Bucket(bucket.names, bucket.shapes, seed=bucket.seed)
+            mine = Layout(bucket.names, bucket.shapes, seed=bucket.seed)
             memory, untouched = reducer.init(mine, comm), reducer.init(mine, comm)
-            state.paste(state.cut(old[comm.rank].state, laws.BUCKET), memory, mine)
+            state.merge(state.split(old[comm.rank].state, inputs.LAYOUT), memory, mine)
             untouched["residual"] = memory["residual"].clone()
             assert memory["residual"].any()
             means = []
             for held in (memory, untouched):
-                x = laws.laplace(mine.numel)(comm.rank, 0)
-                reducer.reduce(mine, x, x, held, comm)
-                state.settle(held, keep=True)
+                x = inputs.laplace(mine.numel)(comm.rank, 0)
+                reduce(reducer, Step(mine), x, x, held, comm)
+                state.commit(held)
                 means.append(x)
-            assert laws.same(state.copy(memory), state.copy(untouched))
+            assert runs.same(state.copy(memory), state.copy(untouched))
             return means
 
         for pasted, fresh in threads.run(3, work):
@@ -101,23 +100,23 @@ def test_other_buckets_begin_with_a_fresh_compressor_and_all_that_was_remembered
 
 def test_a_step_that_is_not_kept_leaves_the_old_state():
     reducer = Ring(SIDCo(0.1))
-    old = laws.run(reducer, 1, laws.laplace(laws.BUCKET.numel))[0].state
+    old = runs.run(reducer, 1, inputs.laplace(inputs.LAYOUT.numel))[0].state
     comm = threads.run(1, lambda comm: comm)[0]
     bucket = NEW[1]
     memory = reducer.init(bucket, comm)
-    state.paste(state.cut(old, laws.BUCKET), memory, bucket)
+    state.merge(state.split(old, inputs.LAYOUT), memory, bucket)
     before = state.copy(memory)
     x = torch.full((bucket.numel,), float("nan"))
-    reducer.reduce(bucket, x, x, memory, comm)
-    state.settle(memory, keep=False)
-    assert laws.same(state.copy(memory), before)
+    reduce(reducer, Step(bucket), x, x, memory, comm)
+    state.roll_back(memory)
+    assert runs.same(state.copy(memory), before)
 
 
 # ---- one segment -------------------------------------------------------------------------------------
 
 
 def segment(compressor, x):
-    bucket = Bucket.flat(x.numel())
+    bucket = Layout.flat(x.numel())
     return Segment(compressor, 1, bucket, compressor.init(bucket, 0), {}, x, torch.empty_like(x))
 
 
@@ -220,12 +219,12 @@ def test_buffers_are_kept_from_step_to_step(reducer):
         return own | {f"{k}.{i}": p for k, v in memory.items() if isinstance(v, dict) for i, p in places(v).items()}
 
     def work(comm):
-        bucket, seen = Bucket.flat(10_000), []
+        bucket, seen = Layout.flat(10_000), []
         memory = reducer.init(bucket, comm)
         for _ in range(4):
-            x = laws.laplace(10_000)(comm.rank, 0)
-            reducer.reduce(bucket, x, x, memory, comm)
-            state.settle(memory, keep=True)
+            x = inputs.laplace(10_000)(comm.rank, 0)
+            reduce(reducer, Step(bucket), x, x, memory, comm)
+            state.commit(memory)
             seen.append(places(memory))
         assert any("lane" in key or "from" in key for key in seen[0])
         return seen[2] == seen[3]

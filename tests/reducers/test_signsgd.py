@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from tersegrad.comm.torch import threads
-from tersegrad.core import HEADER_NBYTES, Bucket
+from tersegrad.comm import threads
+from tersegrad.comm.frame import FrameError
+from tersegrad.comm.metered import Metered
+from tersegrad.core import HEADER_NBYTES, Layout, Step, reduce
 from tersegrad.reducers import SignSGD
 from tersegrad.reducers.signsgd import _BALLOT, _read_ballot, _set_magnitude
-from tersegrad.comm.metered import Metered
 from tersegrad.testing.runs import run
-from tersegrad.comm.frame import FrameError
 
 
 def gaussian(n, *seeds):
@@ -25,7 +25,7 @@ def gradient_of(n):
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("n", [1, 2, 100, 3001])
 def test_the_majority_decides(size, n):
-    traces = run(SignSGD(), size, gradient_of(n), Bucket.flat(n), steps=2)
+    traces = run(SignSGD(), size, gradient_of(n), Layout.flat(n), steps=2)
     for step in range(2):
         votes = torch.stack([gradient_of(n)(rank, step).sign() for rank in range(size)]).sum(0)
         assert all(torch.equal(trace.means[step], votes.sign()) for trace in traces)
@@ -34,7 +34,7 @@ def test_the_majority_decides(size, n):
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_majority_decides_and_ties_go_each_way_as_often(size):
     n = 40_000
-    traces = run(SignSGD(), size, gradient_of(n), Bucket.flat(n), steps=2)
+    traces = run(SignSGD(), size, gradient_of(n), Layout.flat(n), steps=2)
     for step in range(2):
         votes = torch.stack([gradient_of(n)(rank, step).sign() for rank in range(size)]).sum(0)
         out, tied = traces[0].means[step], votes == 0
@@ -49,8 +49,8 @@ def test_ties_are_decided_anew_at_each_step_and_the_same_for_the_same_seed():
     def gradient(rank, step):
         return torch.ones(5000) if rank else -torch.ones(5000)
 
-    (first, *_), (again, *_) = (run(SignSGD(), 2, gradient, Bucket.flat(5000, seed=1), steps=2) for _ in range(2))
-    (other, *_) = run(SignSGD(), 2, gradient, Bucket.flat(5000, seed=2), steps=1)
+    (first, *_), (again, *_) = (run(SignSGD(), 2, gradient, Layout.flat(5000, seed=1), steps=2) for _ in range(2))
+    (other, *_) = run(SignSGD(), 2, gradient, Layout.flat(5000, seed=2), steps=1)
     assert torch.equal(first.means[0], again.means[0])
     assert abs(float((first.means[0] * first.means[1]).sum())) < 5 * math.sqrt(5000)
     assert abs(float((first.means[0] * other.means[0]).sum())) < 5 * math.sqrt(5000)
@@ -60,7 +60,7 @@ def test_ties_are_decided_anew_at_each_step_and_the_same_for_the_same_seed():
 def test_the_magnitude_is_one_or_the_mean_over_workers(size):
     n = 1000
     one, mean = (
-        run(SignSGD(scale=s), size, gradient_of(n), Bucket.flat(n), steps=1)[0].means[0] for s in ("one", "mean")
+        run(SignSGD(scale=s), size, gradient_of(n), Layout.flat(n), steps=1)[0].means[0] for s in ("one", "mean")
     )
     want = sum(float(gradient_of(n)(rank, 0).double().abs().mean()) for rank in range(size)) / size
     assert bool((one.abs() == 1).all())
@@ -71,7 +71,7 @@ def test_the_magnitude_is_one_or_the_mean_over_workers(size):
 
 def test_momentum_is_that_of_signum():
     n, b = 1000, 0.75
-    traces = run(SignSGD(momentum=b), 3, gradient_of(n), Bucket.flat(n), steps=4)
+    traces = run(SignSGD(momentum=b), 3, gradient_of(n), Layout.flat(n), steps=4)
     means = [torch.zeros(n, dtype=torch.float64) for _ in range(3)]
     for step in range(4):
         means = [b * m + (1 - b) * gradient_of(n)(rank, step).double() for rank, m in enumerate(means)]
@@ -91,8 +91,8 @@ def test_a_nan_leaves_the_momentum_as_it_was():
     def without(rank, step):
         return gradient_of(500)(rank, 2 * step)  # steps 0 and 2
 
-    poisoned = run(SignSGD(momentum=0.9), 3, gradient, Bucket.flat(500), steps=3)
-    clean = run(SignSGD(momentum=0.9), 3, without, Bucket.flat(500), steps=2)
+    poisoned = run(SignSGD(momentum=0.9), 3, gradient, Layout.flat(500), steps=3)
+    clean = run(SignSGD(momentum=0.9), 3, without, Layout.flat(500), steps=2)
     for a, b in zip(poisoned, clean, strict=True):
         assert bool(a.means[1].isnan().all())
         assert torch.equal(a.state["momentum"], b.state["momentum"])
@@ -101,9 +101,9 @@ def test_a_nan_leaves_the_momentum_as_it_was():
 def bytes_sent(size, n):
     def work(comm):
         metered = Metered(comm)
-        bucket, x = Bucket.flat(n), gaussian(n, comm.rank)
+        bucket, x = Layout.flat(n), gaussian(n, comm.rank)
         metered.begin(bucket.id)
-        SignSGD().reduce(bucket, x, x, {}, metered)
+        reduce(SignSGD(), Step(bucket), x, x, {}, metered)
         metered.end()
         return metered.total.sent
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from support import exchange_cases
-from support import laws
-from support.exchange_cases import WRONG, Corrupting, _Logged, _Tens, tens
-from tersegrad.comm.torch import threads
+from support.exchange_cases import WRONG, Corrupting, _Logged, _Tens, reduced, tens
+from tersegrad.comm import threads
+from tersegrad.comm.frame import FrameError
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, TopK
-from tersegrad.core import HEADER_NBYTES, Bucket
+from tersegrad.core import HEADER_NBYTES, Layout, Summable
 from tersegrad.engine.roundtrip import roundtrip
 from tersegrad.reducers import Ring, TwoShot
-from tersegrad.comm.frame import FrameError
+from tersegrad.testing import inputs, reducers
 from tersegrad.wrappers import ErrorFeedback
 
 COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
@@ -23,21 +23,9 @@ COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
 @pytest.mark.parametrize("numel", [1, 3, 101])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_laws_for_sizes_that_do_not_divide(compressor, numel, size):
-    reducer, gradient, bucket = ErrorFeedback(TwoShot(compressor)), laws.laplace(numel), Bucket.flat(numel)
-    laws.check_conservation(reducer, size, gradient, bucket)
-    laws.check_replicas_identical(TwoShot(compressor), size, gradient, bucket)
-
-
-def reduced(reducer, xs):
-    """Means and rests of all workers."""
-
-    def work(comm):
-        x, bucket = xs[comm.rank].clone(), Bucket.flat(xs[0].numel())
-        out = torch.empty_like(x)
-        reducer.reduce(bucket, x, out, reducer.init(bucket, comm), comm)
-        return out, x
-
-    return threads.run(len(xs), work)
+    gradient, layout = inputs.laplace(numel), Layout.flat(numel)
+    reducers.check_step(ErrorFeedback(TwoShot(compressor)), size, gradient, layout)
+    reducers.check_step(TwoShot(compressor), size, gradient, layout)
 
 
 def test_both_errors_stay_where_they_are_made():
@@ -65,7 +53,7 @@ def test_the_error_does_not_grow_with_the_workers_as_in_a_ring():
 
 
 def test_one_worker_is_the_compressor_alone():
-    x = laws.laplace(1000)(0, 0)
+    x = inputs.laplace(1000)(0, 0)
     for compressor in (TopK(0.1), BF16(), FFT()):
         out, rest = reduced(TwoShot(compressor), [x])[0]
         decoded, _ = roundtrip(compressor, x)
@@ -77,7 +65,7 @@ def test_one_worker_is_the_compressor_alone():
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("rank", range(3))
 def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
-    xs = [laws.laplace(60)(r, 0) for r in range(3)]
+    xs = [inputs.laplace(60)(r, 0) for r in range(3)]
     xs[rank][20 * place + 3] = [float("nan"), float("inf"), float("-inf")][place]
     for out, _ in reduced(TwoShot(compressor), xs):
         assert not out.isfinite().all()
@@ -87,11 +75,12 @@ def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
 @pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.05), QSGD()], ids=repr)
 def test_traffic_does_not_grow_with_the_workers(compressor, size):
     numel = 32_000
-    body = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1].body.numel()
+    payload = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1]
+    body, front = payload.body.numel(), payload.nbytes - payload.body.numel()  # header and meta
     messages = 2 * (size - 1)
     for sent in exchange_cases.sent_bytes(TwoShot(compressor), size, numel):
-        assert sent <= 2 * body * (1 - 1 / size) * 1.02 + messages * (HEADER_NBYTES + 32)
-        if compressor.summable is not None:
+        assert sent <= 2 * body * (1 - 1 / size) * 1.02 + messages * (front + 16)
+        if isinstance(compressor, Summable):
             assert sent == 2 * body * (size - 1) // size + messages * HEADER_NBYTES
 
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import laws
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
+from tersegrad.comm import threads
 from tersegrad.compressors import BF16, Identity
-from tersegrad.core import Bucket, Reducer
+from tersegrad.core import Layout, Reducer, Step, reduce, state
 from tersegrad.reducers import VGC, Dense
+from tersegrad.testing import inputs, runs
 from tersegrad.wrappers import ErrorFeedback
 
 
@@ -20,15 +19,15 @@ class Run:
 
     def __init__(self, vgc: VGC, numel: int, names: tuple[str, ...] = ("x",)):
         self.reducer: Reducer = ErrorFeedback(vgc)
-        self.bucket = Bucket(names, tuple((numel // len(names),) for _ in names))
+        self.bucket = Layout(names, tuple((numel // len(names),) for _ in names))
         self.comm = threads.run(1, lambda comm: comm)[0]
         self.state = self.reducer.init(self.bucket, self.comm)
 
     def step(self, gradient: Tensor, squares: Tensor) -> Tensor:
         self.bucket.squares = squares
         out = gradient.clone()
-        self.reducer.reduce(self.bucket, out, out, self.state, self.comm)
-        state.settle(self.state, keep=True)
+        reduce(self.reducer, Step(self.bucket), out, out, self.state, self.comm)
+        state.commit(self.state)
         self.bucket.step += 1
         return out
 
@@ -121,8 +120,8 @@ def test_masks_do_not_depend_on_scale_or_sign(scale):
 
 def test_alpha_0_unquantised_is_dense():
     for ours, dense in zip(
-        laws.run(ErrorFeedback(VGC(alpha=0.0, values=Identity())), 3, laws.laplace(laws.BUCKET.numel)),
-        laws.run(Dense(), 3, laws.laplace(laws.BUCKET.numel)),
+        runs.run(ErrorFeedback(VGC(alpha=0.0, values=Identity())), 3, inputs.laplace(inputs.LAYOUT.numel)),
+        runs.run(Dense(), 3, inputs.laplace(inputs.LAYOUT.numel)),
         strict=True,
     ):
         for a, b in zip(ours.means, dense.means, strict=True):
@@ -200,7 +199,7 @@ def test_flush_hands_out_what_waits_and_begins_anew():
     out = torch.zeros(100)
     vgc.reducer.flush(vgc.bucket, out, vgc.state)
     assert torch.equal(vgc.r, waiting), "noted, not done"
-    state.settle(vgc.state, keep=True)
+    state.commit(vgc.state)
     assert torch.equal(out, waiting)
     assert waiting.any()
     assert not vgc.r.any()

@@ -23,6 +23,7 @@ def check(comm: Comm) -> str:
         x = torch.tensor([1.0, r, -2.0], dtype=dtype)
         comm.all_reduce(x)
         assert x.tolist() == [n, n * (n - 1) / 2, -2.0 * n]
+    check_started_sums(comm)
     words = ["", "a", "bcd", "efghijklmnop"]
     assert [text(t) for t in comm.all_gather(raw(words[r]))] == words[:n]
     assert [text(t) for t in comm.all_gather(raw(""))] == [""] * n
@@ -38,15 +39,24 @@ def check(comm: Comm) -> str:
     return "ok"
 
 
+def check_started_sums(comm: Comm) -> None:
+    """Several sums under way at once; each is there, in place, when it has been waited for."""
+    vectors = [torch.full((5,), float(10 * i + comm.rank)) for i in range(3)]
+    pending = [comm.start_all_reduce(x) for x in vectors]
+    for i, (message, x) in enumerate(zip(pending, vectors, strict=True)):
+        assert message.wait() is x
+        assert x.tolist() == [sum(10 * i + rank for rank in range(comm.size))] * 5
+
+
 def check_started_shifts(comm: Comm) -> None:
-    """Several messages under way at once, each to its own worker, in order, some shorter than the room for them."""
+    """Several messages under way at once, each to its own worker, in order, some shorter than their buffers."""
     r, n = comm.rank, comm.size
     for by in range(1, n + 1):
-        rooms = [torch.zeros(20, dtype=torch.uint8) for _ in range(3)]
-        pending = [comm.start_shift(raw(f"{r}:{by}" + "x" * i), room, by) for i, room in enumerate(rooms)]
-        for i, (message, room) in enumerate(zip(pending, rooms, strict=True)):
-            assert message.wait() is room
-            assert text(room).rstrip("\0") == f"{(r - by) % n}:{by}" + "x" * i
+        buffers = [torch.zeros(20, dtype=torch.uint8) for _ in range(3)]
+        pending = [comm.start_shift(raw(f"{r}:{by}" + "x" * i), into, by) for i, into in enumerate(buffers)]
+        for i, (message, into) in enumerate(zip(pending, buffers, strict=True)):
+            assert message.wait() is into
+            assert text(into).rstrip("\0") == f"{(r - by) % n}:{by}" + "x" * i
     nothing = raw("")
     if n > 1:  # a message from rank 0 to rank 1, and none else
         into = torch.zeros(5, dtype=torch.uint8) if r == 1 else nothing
@@ -66,7 +76,7 @@ def all_reduce_bits(numel: int) -> list[int]:
     return x.view(torch.int32).tolist()
 
 
-def late_neighbour(seconds: float) -> str:
+def silent_neighbour(seconds: float) -> str:
     """Rank 0 never sends; rank 1 must be told so in time, and not wait for ever."""
     group = dist.new_group(timeout=timedelta(seconds=seconds))
     comm = TorchComm(group)

@@ -9,28 +9,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from support import laws
-from tersegrad.comm.torch import threads
 from tersegrad import specs
-from tersegrad.core import state
+from tersegrad.comm import threads
+from tersegrad.comm.metered import Metered, Tap
 from tersegrad.comm.torch import TorchComm
 from tersegrad.compressors import Identity
-from tersegrad.core import HEADER_NBYTES, Bucket, Comm, Compressor, Payload, Pending, Reducer, State
-from tersegrad.comm.metered import Metered, Tap
+from tersegrad.core import Comm, Compressor, Layout, Payload, Pending, Reducer, State, Step, Summable, reduce, state
+from tersegrad.testing import inputs
 
 
 @dataclass(frozen=True, repr=False)
 class _Tens(Compressor):
     """Rounds to whole tens, in float32: coarse, and easy to reckon with. Payloads cannot be added."""
 
-    def init(self, bucket: Bucket, seed: int) -> State:
+    def init(self, layout: Layout, seed: int) -> State:
         return {"seed": seed}
 
     def encode(self, x: Tensor, state: State) -> Payload:
         return Identity().encode(tens(x), state)
 
-    def add_decoded(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        Identity().add_decoded(payload, acc, scale)
+    def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
+        Identity().decode_add(payload, acc, scale)
 
 
 def tens(x: Tensor) -> Tensor:
@@ -47,8 +46,8 @@ class _Logged(_Tens):
 
 
 @dataclass(frozen=True, repr=False)
-class _LoggedSum(_Logged):
-    summable: ClassVar[torch.dtype | None] = torch.float32
+class _LoggedSum(_Logged, Summable):
+    dtype: ClassVar[torch.dtype] = torch.float32
 
 
 class Logging(Tap):
@@ -58,7 +57,7 @@ class Logging(Tap):
         super().__init__(inner)
         self.log = log
 
-    def saw(self, traffic, started, overlapped=0.0):
+    def observe(self, traffic, started, overlapped=0.0):
         self.log.append("waited")
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
@@ -71,14 +70,14 @@ def events(reducer: Reducer, size: int) -> list[str]:
     log: list[str] = []
 
     def work(comm: Comm) -> None:
-        bucket = Bucket.flat(1000)
-        memory = reducer.init(bucket, comm)
+        layout = Layout.flat(1000)
+        memory = reducer.init(layout, comm)
         if comm.rank == 0:
             comm = Logging(comm, log)
             for segment in memory["segments"].values():
                 segment["inner"]["_log"] = log
         x = torch.linspace(-500, 500, 1000)
-        reducer.reduce(bucket, x, x, memory, comm)
+        reduce(reducer, Step(layout), x, x, memory, comm)
 
     threads.run(size, work)
     return log
@@ -88,9 +87,9 @@ def sent_bytes(reducer: Reducer, size: int, numel: int) -> list[int]:
     """Bytes that leave each worker in one step."""
 
     def work(comm: Comm) -> int:
-        meter, bucket = Metered(comm), Bucket.flat(numel)
+        meter, layout = Metered(comm), Layout.flat(numel)
         x = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))
-        reducer.reduce(bucket, x, torch.empty_like(x), reducer.init(bucket, comm), meter)
+        reduce(reducer, Step(layout), x, torch.empty_like(x), reducer.init(layout, comm), meter)
         return meter.total.sent
 
     return threads.run(size, work)
@@ -98,15 +97,14 @@ def sent_bytes(reducer: Reducer, size: int, numel: int) -> list[int]:
 
 def outcome(comm: Comm, text: str, numel: int, steps: int = 3) -> list[list[int]]:
     """The bits of the mean and of the rest after each step."""
-    reducer, bucket = specs.parse_reducer(text), Bucket(("a", "b"), ((numel // 3,), (numel - numel // 3,)), seed=5)
-    memory = reducer.init(bucket, comm)
-    gradient, bits = laws.laplace(numel), []
+    reducer, layout = specs.parse_reducer(text), Layout(("a", "b"), ((numel // 3,), (numel - numel // 3,)), seed=5)
+    memory = reducer.init(layout, comm)
+    gradient, bits = inputs.laplace(numel), []
     for step in range(steps):
-        bucket.step = step
         x = gradient(comm.rank, step)
         out = torch.empty_like(x)
-        reducer.reduce(bucket, x, out, memory, comm)
-        state.settle(memory, keep=True)
+        reduce(reducer, Step(layout, step), x, out, memory, comm)
+        state.commit(memory)
         bits += [out.view(torch.int32).tolist(), x.view(torch.int32).tolist()]
     return bits
 
@@ -122,15 +120,27 @@ class Corrupting(Tap):
         super().__init__(inner)
         self.change = change
 
-    def saw(self, traffic, started, overlapped=0.0):
+    def observe(self, traffic, started, overlapped=0.0):
         pass
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
         return super().start_shift(self.change(x.clone()), into, by)
 
 
+def reduced(reducer: Reducer, xs: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Means and rests of all workers."""
+
+    def work(comm: Comm) -> tuple[Tensor, Tensor]:
+        x, layout = xs[comm.rank].clone(), Layout.flat(xs[0].numel())
+        out = torch.empty_like(x)
+        reduce(reducer, Step(layout), x, out, reducer.init(layout, comm), comm)
+        return out, x
+
+    return threads.run(len(xs), work)
+
+
 def flip_a_byte(frame: Tensor) -> Tensor:
-    frame[HEADER_NBYTES + 1] ^= 1
+    frame[-2] ^= 1
     return frame
 
 
@@ -138,7 +148,7 @@ def zeros(frame: Tensor) -> Tensor:
     return frame.zero_()
 
 
-def cut_short(frame: Tensor) -> Tensor:
+def truncated(frame: Tensor) -> Tensor:
     return frame[:-3]
 
 
@@ -147,16 +157,16 @@ def only_three_bytes(frame: Tensor) -> Tensor:
 
 
 def lying_length(frame: Tensor) -> Tensor:
-    frame[40:48] = torch.tensor([255] * 7 + [0], dtype=torch.uint8)
+    frame[48:56] = torch.tensor([255] * 7 + [0], dtype=torch.uint8)
     return frame
 
 
 WRONG = {
     "rank 2's frame is corrupt": flip_a_byte,
     r"rank 2 sent b'\\x00\\x00\\x00\\x00'": zeros,
-    "rank 2's frame is corrupt: checksum": cut_short,
+    "rank 2's frame is corrupt: checksum": truncated,
     r"rank 2 sent b'TGR\\x00'": only_three_bytes,
-    "rank 2 announced a body of": lying_length,
+    "rank 2 announced a frame of": lying_length,
 }
 
 

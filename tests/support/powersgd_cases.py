@@ -7,13 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from tersegrad.core import state
 from tersegrad.comm.torch import TorchComm
-from tersegrad.core import Bucket
+from tersegrad.core import Layout, Step, reduce, state
 from tersegrad.reducers import PowerSGD
 from tersegrad.wrappers import ErrorFeedback
 
-BUCKET = Bucket(
+LAYOUT = Layout(
     ("a.weight", "a.bias", "conv.weight", "b.weight", "small.weight"),
     ((40, 30), (40,), (16, 8, 3, 3), (40, 30), (2, 2)),
 )
@@ -30,8 +29,8 @@ class OneBucket:
         return self.flat
 
     def gradients(self) -> list[Tensor]:
-        parts = self.flat.split(BUCKET.sizes)
-        return [part.view(shape) for part, shape in zip(parts, BUCKET.shapes, strict=True)]
+        parts = self.flat.split(LAYOUT.sizes)
+        return [part.view(shape) for part, shape in zip(parts, LAYOUT.shapes, strict=True)]
 
     def index(self) -> int:
         return 0
@@ -42,8 +41,8 @@ class OneBucket:
 
 def gradient(rank: int, step: int) -> Tensor:
     """A part that all workers and steps have in common, and noise."""
-    common = torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(99))
-    return common + torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(100 * step + rank))
+    common = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(99))
+    return common + torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def torch_state(rank: int, error_feedback: bool, start: dict[str, Tensor]) -> PowerSGDState:
@@ -62,7 +61,7 @@ def compare(rank: int, error_feedback: bool, steps: int) -> dict[str, Any]:
     """Largest difference of the means, of the mean memory and of one's own memory, relative to the gradient."""
     comm = TorchComm(dist.group.WORLD)
     reducer = ErrorFeedback(PowerSGD(rank)) if error_feedback else PowerSGD(rank)
-    memory = reducer.init(BUCKET, comm)
+    memory = reducer.init(LAYOUT, comm)
     inner = memory["inner"] if error_feedback else memory
     theirs = torch_state(rank, error_feedback, {f["names"][0]: f["q"].clone() for f in inner["factors"].values()})
     worst = 0.0
@@ -70,8 +69,8 @@ def compare(rank: int, error_feedback: bool, steps: int) -> dict[str, Any]:
         x = gradient(comm.rank, step)
         mean = powerSGD_hook(theirs, OneBucket(x.clone())).wait()
         out = torch.empty_like(x)
-        reducer.reduce(BUCKET, x, out, memory, comm)
-        state.settle(memory, keep=True)
+        reduce(reducer, Step(LAYOUT, step), x, out, memory, comm)
+        state.commit(memory)
         worst = max(worst, float((out - mean).abs().max() / mean.abs().max()))
     found = {"means": worst, "compressed": float((out - gradient(comm.rank, step)).norm()) > 1.0}
     if error_feedback:

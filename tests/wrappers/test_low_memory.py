@@ -3,20 +3,19 @@
 import pytest
 import torch
 
-from support import laws
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
+from tersegrad.comm import threads
 from tersegrad.compressors import BF16, Blockwise, Identity, PerTensor, TopK
-from tersegrad.core import Bucket
+from tersegrad.core import Layout, Step, reduce, state
 from tersegrad.reducers import AllGather
+from tersegrad.testing import inputs, reducers, runs
 from tersegrad.wrappers import ErrorFeedback, LowMemory
 
 INNER = AllGather(TopK(0.1))
 
 
 def test_with_a_lossless_codec_it_is_error_feedback():
-    a = laws.run(LowMemory(INNER, codec=Identity()), 3, laws.GRADIENT, steps=6)
-    b = laws.run(ErrorFeedback(INNER), 3, laws.GRADIENT, steps=6)
+    a = runs.run(LowMemory(INNER, codec=Identity()), 3, inputs.GRADIENT, steps=6)
+    b = runs.run(ErrorFeedback(INNER), 3, inputs.GRADIENT, steps=6)
     for x, y in zip(a, b, strict=True):
         assert all(torch.equal(m, n) for m, n in zip(x.means + x.held, y.means + y.held, strict=True))
 
@@ -25,25 +24,25 @@ def test_with_a_lossless_codec_it_is_error_feedback():
 def test_only_the_rounding_of_the_residual_is_lost(codec, lost):
     """The telescoping sum is off by what was rounded away in each step, and no more."""
     steps = 12
-    traces = laws.run(LowMemory(INNER, codec=codec), 2, laws.GRADIENT, steps=steps)
+    traces = runs.run(LowMemory(INNER, codec=codec), 2, inputs.GRADIENT, steps=steps)
     sent = torch.stack(traces[0].means).double().sum(0)
-    late = laws.mean([t.held[-1] for t in traces])
-    total = laws.mean([torch.stack(t.gradients).double().sum(0) for t in traces])
+    late = runs.mean([t.held[-1] for t in traces])
+    total = runs.mean([torch.stack(t.gradients).double().sum(0) for t in traces])
     held = max(float(h.abs().max()) for t in traces for h in t.held)
-    laws.assert_close(sent + late, total, steps * lost * held, "telescoping sum")
+    runs.assert_close(sent + late, total, steps * lost * held, "telescoping sum")
 
 
 def kept_bytes(reducer) -> int:
     """Of all that lives between two steps, saved and scratch, after three steps; shared room aside."""
-    bucket = Bucket(("a", "b"), ((300, 1000), (700, 1000)))
+    bucket = Layout(("a", "b"), ((300, 1000), (700, 1000)))
 
     def work(comm):
         memory = reducer.init(bucket, comm)
         out = torch.empty(bucket.numel)
         for step in range(3):
             x = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(step))
-            reducer.reduce(bucket, x, out, memory, comm)
-            state.settle(memory, keep=True)
+            reduce(reducer, Step(bucket), x, out, memory, comm)
+            state.commit(memory)
         memory.pop("inner")
         return sum(tensor.untyped_storage().nbytes() for tensor in _storages(memory).values())
 
@@ -69,8 +68,8 @@ def test_it_keeps_fewer_bytes():
 
 
 def test_flush_sends_what_is_late():
-    laws.check_telescoping(LowMemory(INNER, codec=Identity()), 2)
-    trace = laws.run(LowMemory(INNER), 1, laws.GRADIENT)[0]
+    reducers.check_telescoping(LowMemory(INNER, codec=Identity()), 2)
+    trace = runs.run(LowMemory(INNER), 1, inputs.GRADIENT)[0]
     assert trace.held[-1].any()
 
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from tersegrad import parse
-from tersegrad.comm.torch import threads
-from tersegrad.core import state
-from tersegrad.core import Bucket
+from tersegrad.comm import threads
+from tersegrad.core import Layout, Step, reduce, state
 from tersegrad.wrappers import MomentumCorrection
 
-BUCKET = Bucket(("a.weight", "a.bias", "b.weight"), ((20, 30), (30,), (7, 10)))
+BUCKET = Layout(("a.weight", "a.bias", "b.weight"), ((20, 30), (30,), (7, 10)))
 N = BUCKET.numel
 
 
@@ -25,16 +24,16 @@ def run(spec, size, steps, first=0, before=None, gradient=gradient, in_place=Fal
 
     def work(comm):
         reducer, outs = parse(spec), []
-        bucket = Bucket(BUCKET.names, BUCKET.shapes)
+        bucket = Layout(BUCKET.names, BUCKET.shapes)
         memory = reducer.init(bucket, comm)
         if before is not None:
-            state.paste(state.cut(before[comm.rank], bucket), memory, bucket)
+            state.merge(state.split(before[comm.rank], bucket), memory, bucket)
         for step in range(first, first + steps):
             x = gradient(comm.rank, step)
             out = x if in_place else torch.empty(N)
-            reducer.reduce(bucket, x, out, memory, comm)
+            reduce(reducer, Step(bucket), x, out, memory, comm)
             assert in_place or not bool(x.any())
-            state.settle(memory, keep=bool(out.isfinite().all()))
+            (state.commit if bool(out.isfinite().all()) else state.roll_back)(memory)
             outs.append(out)
         return outs, memory
 
@@ -197,7 +196,7 @@ def test_flush_sends_the_residual_and_masks_like_any_sending(masking):
     reducer.flush(BUCKET, out, memory)
     assert torch.equal(out, late + 1)
     assert torch.equal(memory["residual"], late)  # until the step is settled
-    state.settle(memory, keep=True)
+    state.commit(memory)
     assert not bool(memory["residual"].any())
     assert torch.equal(memory["velocity"], torch.zeros(N) if masking else velocity)
 

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from support import laws
 from tersegrad import parse
-from tersegrad.comm.torch import threads
+from tersegrad.comm import threads
 from tersegrad.compressors import TopK
-from tersegrad.core import Bucket
+from tersegrad.core import Layout, Step, reduce
 from tersegrad.reducers import AllGather, Dense
+from tersegrad.testing import reducers
 from tersegrad.wrappers import ByDimension, ByName, BySize
 
-BUCKET = Bucket(
+BUCKET = Layout(
     ("conv.weight", "conv.bias", "fc.weight", "embedding.weight"), ((4, 3, 3, 3), (4,), (30, 40), (500, 10))
 )
 
@@ -23,7 +23,7 @@ def sent_share(text: str) -> dict[str, float]:
 
     def work(comm):
         out = torch.empty_like(x)
-        reducer.reduce(BUCKET, x.clone(), out, reducer.init(BUCKET, comm), comm)
+        reduce(reducer, Step(BUCKET), x.clone(), out, reducer.init(BUCKET, comm), comm)
         return out
 
     parts = threads.run(1, work)[0].split(BUCKET.sizes)
@@ -52,8 +52,8 @@ def test_policies_compose():
 
 def test_a_memory_inside_policies_inside_policies_follows_its_parameter_into_other_buckets():
     reducer = parse("ByDimension({2: BySize({100: ErrorFeedback(AllGather(TopK(0.1)))})})")
-    laws.check_state(reducer)
-    laws.check_telescoping(reducer, 2)
+    reducers.check_state(reducer)
+    reducers.check_telescoping(reducer, 2)
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,11 @@ class Auto(Memory):
     total = residual + gradient; the method of the moment sends of the total what it sends; the rest is the residual.
     The residual is Auto's own, so a change of method loses nothing. Where all is dense there is none.
 
-    The programme, counted in steps that are committed: ``warmup`` dense steps; trials of ``trial`` steps each, dense and every
-    candidate; finals, in which the best take turns, and with them "mixed", where each bucket does what was fastest for
-    it (dense where dense is hidden behind backward). Then the plan with the shortest step is kept. Every ``window``
-    steps the time in collectives and the step time are compared with what they were at first; if they differ by a
-    factor of ``change`` twice in a row, the trials are made again. All workers decide alike: of medians that were
+    The programme, counted in steps that are committed: ``warmup`` dense steps; trials of ``trial`` steps each, dense and
+    every candidate; finals, in which the best take turns, and with them "mixed", where each bucket does what was
+    fastest for it (dense where dense is hidden behind backward). Then the plan with the shortest step is kept. Every
+    ``window`` steps the time in collectives and the step time are compared with what they were at first; if they differ
+    by a factor of ``change`` twice in a row, the trials are made again. All workers decide alike: of medians that were
     exchanged.
     """
 
@@ -87,7 +87,7 @@ class Auto(Memory):
         1.0, "share of the gradient's energy that may stay behind in a step; lower => only gentle methods"
     )
     margin: float = param(0.05, "how much faster a method must be than one before it, dense being the first of all")
-    warmup: int = param(4, "dense steps before the trials; DDP cuts its buckets anew in the first three")
+    warmup: int = param(4, "dense steps before the trials; DDP makes its final buckets in the first three")
     trial: int = param(5, "steps a candidate is tried; more => less noise, longer trials")
     window: int = param(50, "steps of one look at whether anything has changed; longer => calmer, later to notice")
     change: float = param(1.5, "by what factor times must differ to try again; lower => more restless")
@@ -202,7 +202,8 @@ class Auto(Memory):
 
     def _looks(self, turn: Turn, layout: Layout, clock: StepClock) -> bool:
         """Whether, after the choice, this bucket compares times with what they were."""
-        return turn.name == "" and clock.leads(layout) and bool(turn.since) and turn.since % self.window == 0
+        due = turn.since is not None and turn.since > 0 and turn.since % self.window == 0
+        return due and turn.name == "" and clock.leads(layout)
 
     # ---- decisions, of numbers that were exchanged -----------------------------------------------
 

@@ -11,32 +11,61 @@ from torch import Tensor
 from tersegrad.core import Comm, Pending
 
 T = TypeVar("T")
-Box = queue.SimpleQueue[Tensor | None]  # messages from one worker to another; None: its sender has failed
+
+
+class _Channel:
+    """Messages from one worker to another: each receiver takes the one that was its turn when it was started."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()  # None: the sender has failed
+        self._arrived: dict[int, Tensor] = {}
+        self._count = 0
+        self._tickets = 0
+
+    def put(self, message: Tensor | None) -> None:
+        """Called by the sender."""
+        self._messages.put(message)
+
+    def ticket(self) -> int:
+        """Called by the receiver when a message is started: which one of all it will be."""
+        self._tickets += 1
+        return self._tickets - 1
+
+    def get(self, ticket: int) -> Tensor:
+        """Called by the receiver: waits for that message."""
+        while ticket not in self._arrived:
+            message = self._messages.get()
+            if message is None:
+                raise threading.BrokenBarrierError
+            self._arrived[self._count] = message
+            self._count += 1
+        return self._arrived.pop(ticket)
 
 
 class _Hub:
-    """Where the workers of one ThreadComm meet."""
+    """Where the workers of one run meet."""
 
     def __init__(self, size: int):
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
-        self.boxes: list[list[Box]] = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]  # [to][from]
+        self.channels = [[_Channel() for _ in range(size)] for _ in range(size)]  # [to][from]
         self.handed_over = [0] * size  # bytes that each worker has given to the others, whatever anybody counts
 
     def abort(self) -> None:
         """Releases everybody who waits for anything."""
         self.barrier.abort()
-        for row in self.boxes:
-            for box in row:
-                box.put(None)
+        for row in self.channels:
+            for channel in row:
+                channel.put(None)
 
 
 class _Message(Pending):
     """See ThreadComm.start_shift."""
 
-    def __init__(self, x: Tensor, into: Tensor, box: Box, source: int):
+    def __init__(self, x: Tensor, into: Tensor, channel: _Channel, source: int):
         self._x, self.copy = x, x.clone()
-        self._into, self._box, self._source = into, box, source
+        self._into, self._channel, self._source = into, channel, source
+        self._ticket = channel.ticket() if into.numel() else -1
 
     def wait(self) -> Tensor:
         """See Pending."""
@@ -47,9 +76,7 @@ class _Message(Pending):
         return self._into
 
     def _receive(self) -> None:
-        message = self._box.get()
-        if message is None:
-            raise threading.BrokenBarrierError
+        message = self._channel.get(self._ticket)
         if message.numel() > self._into.numel():
             raise ValueError(f"rank {self._source} sent {message.numel()} bytes into a buffer of {self._into.numel()}.")
         self._into[: message.numel()].copy_(message)
@@ -97,12 +124,12 @@ class ThreadComm(Comm):
         return self._swap(x.clone())
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
-        """A copy in the other worker's box; it arrives when it is waited for. What is changed too early is noticed."""
+        """A copy in the other worker's channel; it arrives when it is waited for. A change before that is noticed."""
         to, source = (self.rank + by) % self.size, (self.rank - by) % self.size
-        message = _Message(x, into, self._hub.boxes[self.rank][source], source)
+        message = _Message(x, into, self._hub.channels[self.rank][source], source)
         self._hub.handed_over[self.rank] += x.numel()
         if x.numel():
-            self._hub.boxes[to][self.rank].put(message.copy)
+            self._hub.channels[to][self.rank].put(message.copy)
         return message
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:

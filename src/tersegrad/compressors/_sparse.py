@@ -39,7 +39,7 @@ _META = struct.Struct("<IBxxxQ")
 class _Front(NamedTuple):
     """The sparse part of a payload's meta."""
 
-    count: int
+    positions: int
     form: int
     nbytes: int
 
@@ -84,13 +84,13 @@ class Selective(Compressor):
     def _unpack(self, payload: Payload, universe: int, each: int = 1) -> tuple[Tensor, Tensor]:
         """Positions, and ``each`` values for every one of them; all of the payload is checked."""
         front, device = _read_front(payload, universe), payload.body.device
-        chosen = torch.empty(front.count, dtype=torch.int32, device=device)
-        values = torch.empty(each * front.count, dtype=torch.float32, device=device)
+        chosen = torch.empty(front.positions, dtype=torch.int32, device=device)
+        values = torch.empty(each * front.positions, dtype=torch.float32, device=device)
         self._unpack_into(payload, front, universe, chosen, values)
         return chosen, values
 
     def _unpack_into(self, payload: Payload, front: _Front, universe: int, chosen: Tensor, values: Tensor) -> None:
-        _indices.decode(front.form, payload.body[: front.nbytes], front.count, universe, chosen)
+        _indices.decode(front.form, payload.body[: front.nbytes], front.positions, universe, chosen)
         body, meta = payload.body[front.values_start :], payload.meta[_META.size :]
         accumulate(self.values, Payload(body, values.numel(), meta), values.zero_())
 
@@ -151,7 +151,7 @@ def _decode_sum(compressor: Sparse, payloads: list[Payload], scale: float, out: 
         out.fill_(math.nan)
         return False
     fronts = [_read_front(payload, payload.numel) for payload in payloads]
-    counts = [front.count for front in fronts]
+    counts = [front.positions for front in fronts]
     if sum(counts) > FEW * out.numel():
         out.zero_()
         finite = [compressor._scatter(payload, out, scale) for payload in payloads]
@@ -183,9 +183,9 @@ def _read_front(payload: Payload, universe: int) -> _Front:
     if len(payload.meta) < _META.size:
         raise ValueError(f"a sparse payload has at least {_META.size} bytes of meta, and {len(payload.meta)} came.")
     front = _Front(*_META.unpack_from(payload.meta))
-    if front.count > universe or front.values_start > payload.body.numel():
+    if front.positions > universe or front.values_start > payload.body.numel():
         raise ValueError(
-            f"a sparse body of {payload.body.numel()} bytes for {universe} positions announces {front.count} of them "
-            f"and {front.nbytes} bytes of indices."
+            f"a sparse body of {payload.body.numel()} bytes for {universe} positions announces {front.positions} of "
+            f"them and {front.nbytes} bytes of indices."
         )
     return front

@@ -7,6 +7,7 @@ Body: their bodies, each filled up to whole words.
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from tersegrad.core import (
     State,
     Sum,
     Traits,
+    Vector,
     accumulate,
     adds_in_place,
     decode_sum,
@@ -67,7 +69,7 @@ class PerTensor(Compressor):
         """Encodes every tensor into its own scratch, then packs them."""
         return self._encode(list(x.split(_sizes(state))), x, state)
 
-    def _encode(self, tensors: list[Tensor] | list[Sum], x: Tensor, state: State) -> Payload:
+    def _encode(self, tensors: Sequence[Vector], x: Tensor, state: State) -> Payload:
         inners = _inners(state)
         payloads = [encode(self.inner, tensor, inner) for tensor, inner in zip(tensors, inners, strict=True)]
         if not all(payload.finite for payload in payloads):

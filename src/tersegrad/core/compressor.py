@@ -69,7 +69,7 @@ class Compressor(Spec, ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, state: State) -> Payload:
-        """The payload of ``x``, valid until the next ``encode`` with this state. Changes neither ``x`` nor the state."""
+        """The payload of ``x``, valid until the next ``encode`` with this state. Does not change ``x``."""
 
     @abstractmethod
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
@@ -108,7 +108,7 @@ class Transformed(Compressor):
 
     @abstractmethod
     def inverse(self, acc: Tensor, out: Tensor, state: State, subtract: bool = False) -> None:
-        """``out`` becomes the vector of ``acc``, or loses it. The two may share their memory unless it is subtracted."""
+        """``out`` becomes the vector of ``acc``, or loses it. Unless it is subtracted, the two may share memory."""
 
 
 def adds_in_place(compressor: Compressor) -> bool:

@@ -11,9 +11,9 @@ HEADER_NBYTES = 64  # left free in front of every payload for the frame's header
 class Payload:
     """The bytes that stand for one float32 vector of ``numel`` elements.
 
-    ``meta`` holds what the receiver must know before it reads numbers: counts, lengths, keys. It is host memory. ``body``
-    holds the numbers, and lives where the vector lives. ``finite`` is False if the vector held a NaN or an infinity:
-    such a payload has neither, and decodes to NaN.
+    ``meta`` holds what the receiver must know before it reads numbers: counts, lengths, keys. It is host memory.
+    ``body`` holds the numbers, and lives where the vector lives. ``finite`` is False if the vector held a NaN or an
+    infinity: such a payload has neither, and decodes to NaN.
     """
 
     __slots__ = ("_memory", "body", "finite", "meta", "numel")

@@ -1,4 +1,4 @@
-"""Reducer: how N workers turn N buckets into one mean; Wrapper: a reducer around another; Memory: one with a residual."""
+"""Reducer: how N workers turn N buckets into one mean; and reducers around others."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -126,7 +126,11 @@ def settled(reducer: Reducer) -> Reducer:
     return reducer.active(None, sys.maxsize)
 
 
-class Wrapper(Reducer):
+class Composite(Reducer):
+    """A reducer made of reducers: it starts what they start, so it waits for nothing in ``start`` if they do not."""
+
+
+class Wrapper(Composite):
     """A reducer around another, its field ``inner``. It does what ``inner`` does but for what it overrides."""
 
     inner: Reducer
@@ -186,7 +190,7 @@ class Memory(Wrapper):
 
     @staticmethod
     def _total(x: Vector, state: State) -> Sum:
-        """residual + x, where the next residual shall be: the present one is needed again if the step is rolled back."""
+        """residual + x, where the next residual shall be: a step that is rolled back needs the present one again."""
         return Sum(state["residual"], added(x), back_buffer(state, "residual"))
 
 
@@ -225,7 +229,7 @@ def _contribution_to_inner(reducer: Wrapper, layout: Layout, state: State, x: Te
 
 @singledispatch
 def phases(reducer: Reducer) -> list[Reducer]:
-    """Reducers that, run for a few steps each, enter every phase that this one can enter: what is compiled at attach."""
+    """Reducers that, run for a few steps each, enter every phase that this one can enter; attach compiles them."""
     return [reducer]
 
 

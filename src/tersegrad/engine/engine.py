@@ -1,7 +1,7 @@
 """Engine: one training step over many buckets, for any host.
 
-A host hands over gradients (``submit``) and is called back when each holds the mean over workers. Three kinds of threads
-meet here, and every method that is not for the host's thread alone says so:
+A host hands over gradients (``submit``) and is called back when each holds the mean over workers. Three kinds of
+threads meet here, and every method that is not for the host's thread alone says so:
 
 - the host's: submits, and asks for metrics and state between two steps;
 - the worker's: reduces buckets in one order on all ranks, commits or rolls back;
@@ -10,7 +10,6 @@ meet here, and every method that is not for the host's thread alone says so:
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -18,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tersegrad
-from tersegrad.comm.metered import Metered
-from tersegrad.comm.torch import NetworkError, TorchComm
+from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.traffic import all_reduce_traffic
 from tersegrad.core import Reducer, needs_of
 from tersegrad.core import state as states
 from tersegrad.engine import checkpoint, replicas
 from tersegrad.engine.buckets import BucketStore
+from tersegrad.engine.connection import Connection
 from tersegrad.engine.failure_report import Doing, FailureReporter
 from tersegrad.engine.gradient import Done, Gradient
 from tersegrad.engine.metrics import metrics_of, residual_norm
@@ -70,50 +69,36 @@ class Engine:
         self._nonfinite_steps = 0
         self._dense_bytes = 0
         self._exchanged = 0  # the step that is being reduced
-        self._group: dist.ProcessGroup | None = None
+        self._connection: Connection | None = None
         self._reporter = FailureReporter(ranks, options.group, self._doing)
         self._worker = Worker(self._reporter.explain)
         self._reporter.start()
         try:
             self._connect(shapes)
-            self._worker.call(self._agree, together=True)
             warm(spec, sum(self._numel.values()))
         except BaseException:
             self.close()
             raise
 
     def _connect(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        options = self._options
-        self._group = options.group or self._new_group()
-        self._torch_comm = TorchComm(self._group)
-        comm = self._torch_comm if options.network is None else options.network(self._torch_comm)
-        self._comm = Metered(comm)
-        self._store = BucketStore(self.spec, shapes, comm, options.seed, options.scaler is not None)
+        options, numel = self._options, sum(self._numel.values())
+        try:
+            connection = Connection(options)
+        except NetworkError as error:
+            raise self._reporter.explain(error) from error
+        self._comm = connection.comm
+        self._store = BucketStore(self.spec, shapes, connection.unmetered, options.seed, options.scaler is not None)
         self._reassembly = Reassembly(self._numel)
         self._pipeline = Pipeline(self.spec, self._store, self._comm, options.nonfinite != "propagate")
         self._uncompressed = Uncompressed(self._comm, self._fail)
-
-    def _new_group(self) -> dist.ProcessGroup:
-        try:
-            group: dist.ProcessGroup = dist.new_group(timeout=timedelta(seconds=self._options.timeout), backend="gloo")
-            return group
-        except RuntimeError as error:
-            raise self._reporter.explain(NetworkError(str(error))) from error
+        self._connection = connection
+        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {numel} parameters"
+        self._worker.call(lambda: connection.agree(mine), together=True)
 
     def _doing(self) -> Doing:
         """On the reporter's thread."""
-        busy = self._worker.busy or (self._group is not None and self._uncompressed.busy)
+        busy = self._worker.busy or (self._connection is not None and self._uncompressed.busy)
         return busy, self._exchanged if busy else self._step
-
-    def _agree(self) -> None:
-        """On the worker's thread. All ranks say what they are about to do; who differs is named on every rank."""
-        numel = sum(self._numel.values())
-        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {numel} parameters"
-        said = self._comm.inner.all_gather(torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8))
-        texts = [bytes(text.tolist()).decode(errors="replace") for text in said]
-        if len(set(texts)) > 1:
-            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
-            raise ValueError(f"the workers do not agree:\n{lines}\nCall attach() with the same spec on every worker.")
 
     # ---- one bucket ------------------------------------------------------------------------------
 
@@ -234,7 +219,7 @@ class Engine:
         return one
 
     def flush(self, put: Callable[[str, Tensor], None]) -> None:
-        """Sends every residual, uncompressed, and clears it; ``put`` is given the mean for each tensor. All ranks call."""
+        """Sends every residual, uncompressed, and clears it; ``put`` is given each tensor's mean. All ranks call it."""
         self._worker.call(lambda: self._flush(put), together=True)
 
     def _flush(self, put: Callable[[str, Tensor], None]) -> None:
@@ -260,11 +245,8 @@ class Engine:
     def close(self) -> None:
         """Waits for the worker and frees its process group. Harmless twice."""
         self._reporter.stop()
-        if self._worker.stop() and self._options.group is None and self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-            # gloo's thread spins on sockets that another rank has closed, until nobody holds the group here either.
-            self._group = None
-            self._torch_comm.release()
+        if self._worker.stop() and self._connection is not None:
+            self._connection.close()
 
 
 def _raise(error: Exception) -> NoReturn:

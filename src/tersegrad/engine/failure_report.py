@@ -1,10 +1,10 @@
 """Failure attribution: which rank was lost, told on every rank that is still there.
 
-gloo says "connection closed by peer" or "timed out", and not by whom. So each failing rank writes its error to the store
-of the rendezvous, and sets an alarm there. A thread of every rank looks for the alarm whenever its worker has made no
-progress for a moment, and answers with what the worker is doing. A rank that wrote an error of its own is to blame; one
-that is silent is dead, stopped, or out of reach; one that has not come to the step that others wait in hangs. A rank that
-fails stays until the others have read its error: it may be the one that holds the store.
+gloo says "connection closed by peer" or "timed out", and not by whom. So each failing rank writes its error to the
+store of the rendezvous, and sets an alarm there. A thread of every rank looks for the alarm whenever its worker has
+made no progress for a moment, and answers with what the worker is doing. A rank that wrote an error of its own is to
+blame; one that is silent is dead, stopped, or out of reach; one that has not come to the step that others wait in
+hangs. A rank that fails stays until the others have read its error: it may be the one that holds the store.
 """
 
 import queue

@@ -1,7 +1,7 @@
 """Steps in which every bucket is only averaged: all-reduced at once, without the worker, exactly as DDP does it.
 
-Buckets are started on the host's thread and completed on gloo's. Waking a second thread for each bucket costs several per
-cent of a step on busy cores.
+Buckets are started on the host's thread and completed on gloo's. Waking a second thread for each bucket costs several
+per cent of a step on busy cores.
 """
 
 import threading

@@ -29,17 +29,23 @@ def warm(spec: Reducer, numel: int) -> float:
 
     started, before = time.perf_counter(), cpu.compilations()
     with cpu.compile_lock():
-        for phase in _distinct(spec):
+        for phase in phases(spec):
             for layout in (SHORT, LONG) if numel >= LONG.numel // 2 else (SHORT,):
-                _run(phase, layout)
+                _run_once(phase, layout)
     seconds, count = time.perf_counter() - started, cpu.compilations().functions - before.functions
     if count and seconds > QUIET:
         _log.info("compiled %d kernels for %r in %.1f s; they are cached on this machine", count, spec, seconds)
     return seconds
 
 
-def _distinct(spec: Reducer) -> list[Reducer]:
-    return list({repr(phase): phase for phase in phases(spec)}.values())
+_done: set[tuple[int, int]] = set()  # fingerprints of phases that have run in this process, and layouts
+
+
+def _run_once(spec: Reducer, layout: Layout) -> None:
+    key = spec.fingerprint(), layout.numel
+    if key not in _done:
+        _run(spec, layout)
+        _done.add(key)
 
 
 def _run(spec: Reducer, layout: Layout) -> None:

@@ -46,15 +46,15 @@ def attach(
         network: Wraps the communication, e.g. ``Throttled("100Mbit")``.
         seed: Feeds all randomness of the method.
         timeout: Seconds that a worker waits for another before it gives up.
-        group: A gloo group for our use alone. Needed only for a model that lives on some of the ranks, because all ranks
-            must take part in making a group.
+        group: A gloo group for our use alone. Needed only for a model that lives on some of the ranks, because all
+            ranks must take part in making a group.
         optimizer: Tells the learning rate (the highest of its groups) to specs that follow it (``Schedule``), must have
             no momentum where the spec has (``MomentumCorrection``), and is an SGD for ``StepAhead``.
-        scaler: The GradScaler of mixed precision: residuals are then kept in unscaled units, and survive a change of the
-            scale.
-        nonfinite: What becomes of a step with a NaN or an infinity on any rank: "propagate" (all ranks get it, so that a
-            GradScaler skips the step), "skip" (all gradients of the step are zero) or "raise". In all three, whatever is
-            remembered is what it was before the step.
+        scaler: The GradScaler of mixed precision: residuals are then kept in unscaled units, and survive a change of
+            the scale.
+        nonfinite: What becomes of a step with a NaN or an infinity on any rank: "propagate" (all ranks get it, so that
+            a GradScaler skips the step), "skip" (all gradients of the step are zero) or "raise". In all three, whatever
+            is remembered is what it was before the step.
         check_replicas: n compares the parameters of all ranks in every n-th step, and names the first that differs.
 
     Returns:

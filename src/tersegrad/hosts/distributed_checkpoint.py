@@ -7,7 +7,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.stateful import Stateful
 
-from tersegrad.hosts.ddp import Handle
+from tersegrad.hosts.handle import Handle
 
 
 class Shards(Stateful):
@@ -24,12 +24,12 @@ class Shards(Stateful):
         self._ranks = None if folder is None else _saved_ranks(folder, key)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's memory as bytes; and, where it will be loaded, room for that of the others."""
+        """This rank's memory as bytes; and, where it will be loaded, places for that of the others."""
         buffer = io.BytesIO()
         own = self._handle.state_dict()
         torch.save(own, buffer)
-        room = {f"rank {rank}": b"" for rank in range(self._ranks or 0)}
-        return {**room, f"rank {own['rank']}": buffer.getvalue()}
+        others = {f"rank {rank}": b"" for rank in range(self._ranks or 0)}
+        return {**others, f"rank {own['rank']}": buffer.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Hands on what was read."""

@@ -36,8 +36,8 @@ class Handle:
 
         ``ratio`` compares with what a plain all-reduce of the same gradients would have sent. ``density`` is the
         fraction of elements that this rank's sparse methods sent in the last step; ``empty_sends`` counts the times a
-        bucket had nothing to send; ``nonfinite_steps`` the steps that were rolled back; an uncompressed step has nothing
-        to roll back. ``layers`` holds what a method says about single layers (GradiVeQ).
+        bucket had nothing to send; ``nonfinite_steps`` the steps that were rolled back; an uncompressed step has
+        nothing to roll back. ``layers`` holds what a method says about single layers (GradiVeQ).
 
         Args:
             norms: False leaves out ``residual_norm``, which alone has to read as many numbers as there are parameters.
@@ -61,8 +61,8 @@ class Handle:
 
         Args:
             saved: What this rank saved; or, where the number of ranks has changed, the states of all ranks that saved
-                one, in any order (a generator that loads one after the other will do): then every rank takes the mean of
-                what they remembered, so that the mean over ranks stays what it was.
+                one, in any order (a generator that loads one after the other will do): then every rank takes the mean
+                of what they remembered, so that the mean over ranks stays what it was.
             strict: False leaves out entries that the model does not have or whose shapes differ; parameters without an
                 entry begin anew.
 

@@ -1,11 +1,13 @@
 """Evaluate gradients at shifted weights (StepAhead).
 
-During forward and backward each parameter's storage is swapped for ``w - by * lr * residual``; the original storage is
-swapped back when backward ends, the same bits as before. Where a forward has no backward, or one under ``no_sync``, it is
-swapped back before the optimizer steps, before the model is saved, and before a forward of another kind.
+During forward and backward each parameter's storage is swapped for ``w - by * lr * residual``; the original storage
+is swapped back when backward ends, the same bits as before. Where a forward has no backward, or one under
+``no_sync``, it is swapped back before the optimizer steps, before the model is saved, and before a forward of another
+kind.
 
 The residual would not always move the weights by (learning rate) * residual: where the user clips or unscales what
-backward has left in ``.grad``, only a share of it reaches the optimizer. That share is measured on a few thousand elements.
+backward has left in ``.grad``, only a share of it reaches the optimizer. That share is measured on a few thousand
+elements.
 """
 
 import math

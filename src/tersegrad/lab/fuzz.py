@@ -2,9 +2,10 @@
 
     python -m tersegrad.lab.fuzz --frames 1000000 --seed 0
 
-A mutated body is sealed again, so that it comes past the checksum to the decoder; a mutated header is sealed again or
-not. What must never happen: any other error than a ValueError with a text, a write outside the accumulator, a large
-allocation (the address space is limited), or a frame that takes seconds. Everything follows from the seed.
+Mutated meta and bodies are sealed again, so that they come past the checksum to the decoder; a mutated header is sealed
+again or not. One frame of twenty has the size of a real bucket, from 2**20 floats, where other kernels are at work.
+What must never happen: any other error than a ValueError with a text, a write outside the accumulator, a large allocation
+(the address space is limited), or a frame that takes seconds. Everything follows from the seed.
 """
 
 import argparse
@@ -22,24 +23,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tersegrad.comm.torch import frame
+from tersegrad.comm import frame as frames
 from tersegrad.compressors import PerTensor
-from tersegrad.core import HEADER_NBYTES, Bucket, Compressor, Payload, State
-from tersegrad.specs.parse import parse, registry
-from tersegrad.testing.inputs import DEGENERATE, laplace
+from tersegrad.core import (
+    HEADER_NBYTES,
+    Compressor,
+    Layout,
+    Payload,
+    State,
+    Step,
+    Transformed,
+    accumulate,
+    adds_in_place,
+    decode_sum,
+    padded,
+)
+from tersegrad.specs import parse, registry
+from tersegrad.testing.inputs import DEGENERATE, LARGE, laplace
 
 GUARD = 32  # floats on both sides of an accumulator that nobody may write to
 HEADROOM = 512 << 20  # bytes that decoding may ask for beyond what is there at the start: far above any honest need
-SECONDS = 5.0  # of processor time that no single frame may take; an honest one of this size takes a millisecond
+SECONDS = 5.0  # of processor time that no single frame may take; an honest one takes some milliseconds
+SHARE_OF_LARGE = 0.05  # of all frames
 HANGS = 300.0  # seconds without progress after which the process says where it is, and ends
 
 Bytes = np.ndarray  # of uint8
 
-BUCKETS = (
-    Bucket(("a.weight", "a.bias", "b.weight"), ((37, 20), (20,), (3, 5, 3, 3)), seed=7),
-    Bucket(("a.bias", "b.bias"), ((5,), (64,)), seed=7),
-    Bucket(("x",), ((1,),), seed=7),
+SMALL = (
+    Layout(("a.weight", "a.bias", "b.weight"), ((37, 20), (20,), (3, 5, 3, 3)), seed=7),
+    Layout(("a.bias", "b.bias"), ((5,), (64,)), seed=7),
+    Layout(("x",), ((1,),), seed=7),
 )
+STEP = 0  # of all frames
 
 
 class FoundError(AssertionError):
@@ -53,6 +68,7 @@ class Counts:
     refused: int = 0  # by the frame's own checks
     rejected: int = 0  # by the decoder
     decoded: int = 0
+    large: int = 0  # of all of them, those of a real bucket's size
     slowest: float = field(default=0.0, compare=False)  # seconds of processor time
     messages: set[str] = field(default_factory=set)  # the different texts, without their numbers
 
@@ -74,40 +90,69 @@ def codecs() -> dict[str, Compressor]:
 # ---- valid frames ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a frame holds behind its header."""
+
+    meta: Bytes
+    body: Bytes
+
+    @property
+    def joined(self) -> Bytes:
+        """As in a frame: meta is filled up to whole words."""
+        padding = np.zeros(padded(len(self.meta)) - len(self.meta), dtype=np.uint8)
+        return np.concatenate([self.meta, padding, self.body])
+
+
 @dataclass
 class Target:
-    """One codec and one bucket: valid bodies, and guarded places to decode into, by itself and with others."""
+    """One codec and one bucket: valid payloads, and guarded places to decode into, by itself and with others."""
 
     codec: Compressor
-    bucket: Bucket
-    bodies: list[Bytes]
+    layout: Layout
+    valid: list[Parts]
     state: State
     guarded: Tensor
     acc: Tensor
     out: Tensor
 
     @staticmethod
-    def of(codec: Compressor, bucket: Bucket) -> "Target":
-        """With the bodies of some vectors."""
-        state = _state(codec, bucket)
-        bodies = []
-        for x in _vectors(bucket.numel):
+    def of(codec: Compressor, layout: Layout) -> "Target":
+        """With the payloads of some vectors; each of them must be decoded."""
+        state, valid = _state(codec, layout), []
+        for x in _vectors(layout.numel):
             payload = codec.encode(x, state)
             if payload.finite:
-                bodies.append(payload.body.numpy().copy())
-        length = codec.accumulator(torch.empty(bucket.numel), state).numel()
-        guarded = torch.zeros(length + bucket.numel + 3 * GUARD)
+                meta = np.frombuffer(payload.meta, dtype=np.uint8).copy()
+                valid.append(Parts(meta, payload.body.numpy().copy()))
+        length = codec.domain(layout.numel) if isinstance(codec, Transformed) else layout.numel
+        guarded = torch.zeros(length + layout.numel + 3 * GUARD)
         acc, out = guarded[GUARD : GUARD + length], guarded[length + 2 * GUARD : -GUARD]
-        return Target(codec, bucket, bodies, state, guarded, acc, out)
+        return Target(codec, layout, valid, state, guarded, acc, out)._checked()
 
-    def frame(self, body: Bytes, **fields: int) -> Bytes:
-        """A sealed frame of this body; fields of the header can be given other values before it is sealed."""
-        numel, length = fields.get("numel", self.bucket.numel), fields.get("length", len(body))
-        step, bucket = fields.get("step", self.bucket.step), fields.get("bucket", self.bucket.id)
-        spec, flags = fields.get("spec", self.codec.fingerprint()), fields.get("flags", 0)
-        head = frame._FIELDS.pack(frame.MAGIC, frame.VERSION, flags, spec, step, bucket, numel, length)
-        tail = frame._CHECKSUM.pack(frame._checksum(head, torch.from_numpy(body)))
-        return np.concatenate([np.frombuffer(head + tail, dtype=np.uint8), body])
+    def _checked(self) -> "Target":
+        counts = Counts()
+        for parts in self.valid:
+            judge(self, self.frame(parts), False, counts, math.inf)
+        if counts.decoded != len(self.valid):
+            raise FoundError(f"{self.codec!r} does not decode what it has encoded: {counts.messages}")
+        return self
+
+    @property
+    def honest(self) -> dict[str, int]:
+        """The fields of a header that does not lie, but for the lengths of what follows it."""
+        numbers = {"spec": self.codec.fingerprint(), "step": STEP, "bucket": self.layout.id}
+        return {"flags": 0, "zero": 0, "numel": self.layout.numel, **numbers}
+
+    def frame(self, parts: Parts, **fields: int) -> Bytes:
+        """A sealed frame; fields of the header can be given other values before it is sealed."""
+        f = {**self.honest, "meta": len(parts.meta), "body": len(parts.body), **fields}
+        order = ("flags", "meta", "zero", "spec", "step", "bucket", "numel", "body")
+        head = frames._FIELDS.pack(frames.MAGIC, frames.VERSION, *(f[name] for name in order))
+        frame = np.concatenate([np.zeros(HEADER_NBYTES, dtype=np.uint8), parts.joined])
+        tail = frames._CHECKSUM.pack(frames._checksum(head, torch.from_numpy(frame)))
+        frame[:HEADER_NBYTES] = np.frombuffer(head + tail, dtype=np.uint8)
+        return frame
 
 
 def _vectors(numel: int) -> Iterator[Tensor]:
@@ -118,10 +163,10 @@ def _vectors(numel: int) -> Iterator[Tensor]:
             yield DEGENERATE[name][-numel:].clone()
 
 
-def _state(codec: Compressor, bucket: Bucket) -> State:
-    state = codec.init(bucket, 3)
-    state["_positions"] = torch.arange(0, bucket.numel, 3, dtype=torch.int32)  # what VGC would have found
-    state["_offsets"] = torch.tensor(bucket.offsets)
+def _state(codec: Compressor, layout: Layout) -> State:
+    state = codec.init(layout, 3)
+    state["_positions"] = torch.arange(0, layout.numel, 3, dtype=torch.int32)  # what VGC would have found
+    state["_offsets"] = torch.tensor(layout.offsets)
     return state
 
 
@@ -215,24 +260,43 @@ _CHANGES = (_flip, _bytes, _number, _number, _nudge, _truncate, _extend, _splice
 
 def hostile(target: Target, rng: np.random.Generator) -> tuple[Bytes, bool]:
     """A mutated frame, and whether it must be refused before any decoder sees it."""
-    body, other = (target.bodies[i] for i in rng.integers(0, len(target.bodies), 2))
+    parts, other = (target.valid[i] for i in rng.integers(0, len(target.valid), 2))
     kind = rng.random()
     if kind < 0.85:
-        body = mutated(body, other, target.bucket.numel, rng)
-        return target.frame(body), len(body) > frame.max_body_nbytes(target.bucket)
-    if kind < 0.93:  # a header that lies, with a checksum that is right
-        name = str(rng.choice(["numel", "length", "step", "bucket", "spec", "flags"]))
-        honest = {"numel": target.bucket.numel, "length": len(body), "step": target.bucket.step}
-        honest |= {"bucket": target.bucket.id, "spec": target.codec.fingerprint()}
-        near = honest.get(name, 0) + int(rng.choice([-1, 1, 8]))
-        value = int(rng.choice(np.array([near % 2**64, 0, 2**31, 2**63, 2**64 - 1], dtype=np.uint64)))
-        if name == "flags":
-            value = 2 + value % 2**15 & ~1
-        return target.frame(body, **{name: value}), value != honest.get(name, 0)
-    frame = target.frame(body)
-    changed = mutated(frame, target.frame(other), target.bucket.numel, rng)
+        frame = target.frame(_mutated_parts(parts, other, target.layout.numel, rng))
+        return frame, len(frame) > frames.max_frame_nbytes(target.layout)
+    if kind < 0.93:
+        return _lying(target, parts, rng)
+    frame = target.frame(parts)
+    changed = mutated(frame, target.frame(other), target.layout.numel, rng)
     same = len(changed) == len(frame) and bool((changed == frame).all())
     return changed, not same
+
+
+def _mutated_parts(parts: Parts, other: Parts, numel: int, rng: np.random.Generator) -> Parts:
+    """Meta, body or both are mutated; most codecs have a short meta, in which every byte counts."""
+    which = rng.integers(3)
+    meta, body = parts.meta, parts.body
+    if which != 0 and len(meta):
+        meta = mutated(meta, other.meta, numel, rng)
+    if which != 1 or not len(parts.meta):
+        body = mutated(body, other.body, numel, rng)
+    return Parts(meta, body)
+
+
+def _lying(target: Target, parts: Parts, rng: np.random.Generator) -> tuple[Bytes, bool]:
+    """A header that lies, with a checksum that is right."""
+    honest = {**target.honest, "meta": len(parts.meta), "body": len(parts.body)}
+    name = str(rng.choice(sorted(honest)))
+    near = honest[name] + int(rng.choice([-1, 1, 8]))
+    value = int(rng.choice(np.array([near % 2**64, 0, 2**31, 2**63, 2**64 - 1], dtype=np.uint64)))
+    value %= {"flags": 2**16, "meta": 2**32, "zero": 2**32}.get(name, 2**64)
+    if name == "flags":
+        value &= ~frames.NONFINITE  # that flag is no lie that could be seen
+    frame = target.frame(parts, **{name: value})
+    if name == "meta":  # another length in as many words: only the decoder can tell
+        return frame, padded(value) != padded(honest[name])
+    return frame, value != honest[name]
 
 
 # ---- the judge ------------------------------------------------------------------------------------
@@ -243,12 +307,13 @@ def judge(target: Target, frame: Bytes, must_be_refused: bool, counts: Counts, s
     target.guarded.zero_()
     began = time.thread_time()
     try:
-        payload = frame.open_frame(torch.from_numpy(frame), target.codec.fingerprint(), target.bucket)
-    except frame.FrameError as error:
+        step = Step(target.layout, STEP)
+        payload = frames.open_frame(torch.from_numpy(frame), target.codec.fingerprint(), step)
+    except frames.FrameError as error:
         counts.refused += 1
         _note(error, counts)
     else:
-        if must_be_refused and bool((frame[HEADER_NBYTES:] != _known(target, frame)).any()):
+        if must_be_refused and not _is_valid(target, frame):
             raise FoundError("a frame with a wrong header or checksum was opened")
         _decode(target, payload, counts)
     took = time.thread_time() - began
@@ -257,29 +322,29 @@ def judge(target: Target, frame: Bytes, must_be_refused: bool, counts: Counts, s
         raise FoundError(f"took {took:.1f} s of processor time")
 
 
-def _known(target: Target, frame: Bytes) -> Bytes:
-    """A valid body that this frame holds, if there is one: spliced frames may turn out to be valid ones."""
-    body = frame[HEADER_NBYTES:]
-    for valid in target.bodies:
-        if len(valid) == len(body) and bool((valid == body).all()):
-            return valid
-    return ~body
+def _is_valid(target: Target, frame: Bytes) -> bool:
+    """Whether this frame holds a valid payload: frames that were spliced may turn out to be valid ones."""
+    tail = frame[HEADER_NBYTES:]
+    return any(np.array_equal(parts.joined, tail) for parts in target.valid)
 
 
 def _decode(target: Target, payload: Payload, counts: Counts) -> None:
-    refused = _refused(lambda: target.codec.accumulate(payload, target.acc), counts)
-    # PerTensor finds out at the third tensor that it cannot be decoded when two have been added: the step is over then.
-    if refused and bool(target.acc.any()) and not isinstance(target.codec, PerTensor):
-        raise FoundError("the accumulator was changed by a payload that was then refused")
-    together = _refused(lambda: target.codec.sum_decoded([payload] * 2, 0.5, target.out, target.state), counts)
-    if together != refused:
-        raise FoundError(f"refused by itself: {refused}; and together with others: {together}")
+    codec, each = target.codec, isinstance(target.codec, PerTensor)
+    together = _refused(lambda: decode_sum(codec, [payload] * 2, 0.5, target.out, target.state), counts)
+    if isinstance(codec, Transformed) or adds_in_place(codec):
+        refused = _refused(lambda: accumulate(codec, payload, target.acc), counts)
+        # PerTensor finds out at the third tensor that it cannot be decoded when two have been added: the step is over
+        # then. And its table alone does not say that the tensors have other lengths.
+        if refused and bool(target.acc.any()) and not each:
+            raise FoundError("the accumulator was changed by a payload that was then refused")
+        if together != refused and not (each and together):
+            raise FoundError(f"refused by itself: {refused}; and together with others: {together}")
     target.acc.zero_()
     target.out.zero_()
     if bool(target.guarded.any()):
         raise FoundError("memory outside the accumulator was written")
-    counts.rejected += refused
-    counts.decoded += not refused
+    counts.rejected += together
+    counts.decoded += not together
 
 
 def _refused(decode: Callable[[], object], counts: Counts) -> bool:
@@ -300,23 +365,39 @@ def _note(error: ValueError, counts: Counts) -> None:
     counts.messages.add("".join(c for c in text if c.isalpha() or c == " ")[:60])
 
 
-def fuzz(codec: Compressor, frames: int, seed: int, seconds: float = SECONDS) -> Counts:
-    """So many mutated frames of one codec, over buckets of several sizes."""
+def targets_of(codec: Compressor) -> list[Target]:
+    """Of buckets of several sizes, the last of them as large as a real one."""
+    return [Target.of(codec, layout) for layout in (*SMALL, LARGE)]
+
+
+def fuzz(codec: Compressor, count: int, seed: int, seconds: float = SECONDS) -> Counts:
+    """So many mutated frames of one codec, over buckets of several sizes.
+
+    Raises:
+        FoundError: A frame did what no frame may do; its note says how to repeat it.
+    """
     rng = np.random.default_rng([seed, codec.fingerprint()])
-    targets = [Target.of(codec, bucket) for bucket in BUCKETS]
+    *small, large = targets_of(codec)
     counts = Counts()
-    for i in range(frames):
-        target = targets[0 if rng.random() < 0.6 else rng.integers(len(targets))]
+    for i in range(count):
+        is_large = i % round(1 / SHARE_OF_LARGE) == 1
+        target = large if is_large else small[0 if rng.random() < 0.6 else rng.integers(len(small))]
         frame, must_be_refused = hostile(target, rng)
+        counts.large += is_large
         try:
             judge(target, frame, must_be_refused, counts, seconds)
         except FoundError as error:
-            error.add_note(f"{codec!r}, seed {seed}, frame {i} of {target.bucket.numel} elements: {bytes(frame).hex()}")
+            error.add_note(_how_to_repeat(target, seed, i, frame))
             raise
         if i % 1000 == 0:
             faulthandler.dump_traceback_later(HANGS, exit=True)
     faulthandler.cancel_dump_traceback_later()
     return counts
+
+
+def _how_to_repeat(target: Target, seed: int, i: int, frame: Bytes) -> str:
+    shown = bytes(frame[:4096]).hex() + ("..." if len(frame) > 4096 else "")
+    return f"{target.codec!r}, seed {seed}, frame {i} of {target.layout.numel} elements: {shown}"
 
 
 @contextmanager
@@ -347,7 +428,7 @@ def main(arguments: list[str] | None = None) -> int:
     each = -(-options.frames // len(chosen))
     for codec in chosen.values():
         assert isinstance(codec, Compressor)
-        fuzz(codec, 20, options.seed, seconds=math.inf)  # compiles the kernels
+        fuzz(codec, 20, options.seed, seconds=math.inf)  # compiles the kernels, for large buckets too
     with limited_memory():
         return _report(chosen, each, options.seed)  # type: ignore[arg-type]
 
@@ -368,10 +449,11 @@ def _report(chosen: dict[str, Compressor], each: int, seed: int) -> int:
             flush=True,
         )
         total.refused, total.rejected = total.refused + counts.refused, total.rejected + counts.rejected
-        total.decoded, total.slowest = total.decoded + counts.decoded, max(total.slowest, counts.slowest)
+        total.decoded, total.large = total.decoded + counts.decoded, total.large + counts.large
     print(
-        f"{total.frames} frames of {len(chosen)} codecs, seed {seed}: {total.refused} refused by the frame's checks, "
-        f"{total.rejected} by decoders, {total.decoded} decoded; {found} codecs with a finding."
+        f"{total.frames} frames of {len(chosen)} codecs ({total.large} of them of {LARGE.numel} elements), seed "
+        f"{seed}: {total.refused} refused by the frame's checks, {total.rejected} by decoders, {total.decoded} "
+        f"decoded; {found} codecs with a finding."
     )
     return 1 if found else 0
 

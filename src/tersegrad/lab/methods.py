@@ -10,12 +10,13 @@ from torch._C._distributed_c10d import GradBucket  # as torch.distributed, which
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tersegrad.comm.metered import Throttled
-from tersegrad.core import Reducer
-from tersegrad.hosts.ddp import Handle, attach
+from tersegrad.comm.throttled import Throttled
+from tersegrad.core import Reducer, needs_of, settled
+from tersegrad.hosts.ddp import attach
+from tersegrad.hosts.handle import Handle
 from tersegrad.lab.workloads import Workload
 from tersegrad.reducers import Dense
-from tersegrad.specs.parse import parse_reducer
+from tersegrad.specs import parse_reducer
 
 _TORCH = re.compile(r"torch:(?P<hook>\w+)(?:\((?P<arguments>[^()]*)\))?")
 _PARAMETERS: dict[str, dict[str, int]] = {
@@ -49,13 +50,12 @@ class Method:
     def settled(self) -> "Method":
         """The method as it is once its beginning is over: what a short run should time."""
         reducer = self.reducer()
-        return self if reducer is None or reducer == reducer.settled() else Method(repr(reducer.settled()))
+        return self if reducer is None or reducer == settled(reducer) else Method(repr(settled(reducer)))
 
     def adapt(self, workload: Workload) -> Workload:
         """The workload as this method needs it: a method with momentum takes the place of the optimizer's."""
         reducer = self.reducer()
-        parts = [] if reducer is None else reducer.walk()
-        brings = any(isinstance(part, Reducer) and part.brings_momentum for part in parts)
+        brings = reducer is not None and needs_of(reducer).no_momentum
         return replace(workload, momentum=0.0) if brings else workload
 
     @property

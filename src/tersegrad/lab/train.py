@@ -25,7 +25,7 @@ from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.lab.network import Network
 from tersegrad.lab.worker import Config
-from tersegrad.specs.parse import loaded_modules
+from tersegrad.specs import loaded_modules
 
 NETWORKS = ("auto", "netns", "throttled", "none")
 _POLL = 0.1  # seconds between two looks at the workers and at their file

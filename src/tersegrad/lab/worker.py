@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
 from tersegrad.cli.timing import environment
-from tersegrad.comm.metered import Throttled
-from tersegrad.comm.torch import all_reduce_traffic
-from tersegrad.hosts.ddp import Handle
+from tersegrad.comm.throttled import Throttled
+from tersegrad.comm.traffic import all_reduce_traffic
+from tersegrad.hosts.handle import Handle
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.lab.workloads import Workload
-from tersegrad.specs.parse import load_module
+from tersegrad.specs import load_module
 
 COMPUTE_STEPS = 6  # steps without communication that are timed before training begins, at least
 COMPUTE_MS = 1000  # and for how long, at least: in a tenth of that one worker can be done before the others have begun

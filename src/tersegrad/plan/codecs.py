@@ -5,20 +5,34 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.comm.metered import Tap
-from tersegrad.comm.torch import Traffic, threads
-from tersegrad.core import Bucket, Comm, Compressor, Pending, Reducer, State
+from tersegrad.comm import threads
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Layout,
+    Pending,
+    Reducer,
+    State,
+    Step,
+    accumulate,
+    adds_in_place,
+    decode_sum,
+    needs_of,
+    reduce,
+    settled,
+)
 from tersegrad.core import state as states
-from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, RING, TWO_SHOT, Link, load, payloads_decoded
+from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load, payloads_decoded
+from tersegrad.plan.recording import Recorder, messages_of
 from tersegrad.plan.timeline import Service
-from tersegrad.reducers import Ring, TwoShot
 
-SETTLE = 3  # steps before the clock starts and messages are looked at
+WARMUP = 3  # steps before the clock starts and messages are looked at
 ROUNDS = 5  # timed steps, of which the median counts
 MOST_LAYOUTS = 6  # buckets of different shapes that are measured; others are scaled from the nearest
 
@@ -96,9 +110,15 @@ def split(cost: BucketCost, workers: int, network: Network) -> Split:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def measure_all(spec: Reducer, buckets: Sequence[Bucket], gradients: Sequence[Tensor]) -> list[BucketCost]:
-    """One cost a bucket; those of the same shapes are measured once, and of very many layouts only some."""
-    spec = spec.settled()
+def measure_all(spec: Reducer, buckets: Sequence[Layout], gradients: Sequence[Tensor]) -> list[BucketCost]:
+    """One cost a bucket; those of the same shapes are measured once, and of very many layouts only some.
+
+    Args:
+        spec: It is measured as it is once warm-ups and schedules by steps have ended.
+        buckets: As DDP makes them.
+        gradients: One a bucket, to measure with.
+    """
+    spec = settled(spec)
     layouts = {bucket.shapes: i for i, bucket in enumerate(buckets)}
     by_size = sorted(layouts.values(), key=lambda i: buckets[i].numel)
     step = max(1, -(-len(by_size) // MOST_LAYOUTS))
@@ -111,72 +131,68 @@ def _nearest(costs: list[BucketCost], numel: int) -> BucketCost:
     return min(costs, key=lambda cost: abs(cost.numel - numel))
 
 
-def measure(spec: Reducer, bucket: Bucket, gradient: Tensor) -> BucketCost:
-    """Runs the spec: alone, for the time it takes to code; and with a second worker, for what it sends."""
-    whole, memory = _time_alone(spec, bucket, gradient)
-    messages = threads.run(2, lambda comm: _messages(spec, bucket, gradient, comm))[0]
-    gathers = any(exchange != ALL_REDUCE for exchange, _ in messages)
-    decode = min(_time_decode(spec, bucket, gradient), whole) if gathers else 0.0
-    ahead, elsewhere = _time_ahead(gradient) if spec.ahead else (0.0, 0)
-    return BucketCost(bucket.numel, whole - decode, decode, messages, memory + elsewhere, ahead)
+def measure(spec: Reducer, layout: Layout, gradient: Tensor) -> BucketCost:
+    """Runs the spec: alone, for the time it takes to code; and with one and two others, for what it sends to them."""
+    whole, memory = _time_alone(spec, layout, gradient)
+    two, three = (_record(spec, layout, gradient, workers) for workers in (2, 3))
+    messages = messages_of(two, three)
+    exchanges = {exchange for exchange, _ in messages}
+    decode = 0.0 if exchanges <= {ALL_REDUCE} else min(_time_decode(spec, layout, gradient, exchanges), whole)
+    ahead, elsewhere = _time_shift(gradient) if needs_of(spec).lookahead else (0.0, 0)
+    return BucketCost(layout.numel, whole - decode, decode, messages, memory + elsewhere, ahead)
 
 
-def _step(spec: Reducer, bucket: Bucket, gradient: Tensor, comm: Comm) -> tuple[Callable[[], float], State]:
+def _step(spec: Reducer, layout: Layout, gradient: Tensor, comm: Comm) -> tuple[Callable[[], float], State]:
     """A function that makes one step and says how long it took, and the state that it works on."""
-    mine = Bucket(bucket.names, bucket.shapes, seed=bucket.seed, lr=0.1)
-    mine.squares = 4.0 * gradient.square()
-    state, x = spec.init(mine, comm), torch.empty_like(gradient)
+    state, x, squares = spec.init(layout, comm), torch.empty_like(gradient), 4.0 * gradient.square()
+    numbers = count()
 
     def step() -> float:
         x.copy_(gradient)
+        now = Step(layout, next(numbers), lr=0.1, squares=squares)
         started = time.perf_counter()
-        spec.reduce(mine, x, x, state, comm)
+        reduce(spec, now, x, x, state, comm)
         seconds = time.perf_counter() - started
-        states.settle(state, keep=True)
-        mine.step += 1
+        states.commit(state)
         return seconds
 
     return step, state
 
 
-def _time_alone(spec: Reducer, bucket: Bucket, gradient: Tensor) -> tuple[float, int]:
-    step, state = _step(spec, bucket, gradient, _Alone())
-    for _ in range(SETTLE):
+def _time_alone(spec: Reducer, layout: Layout, gradient: Tensor) -> tuple[float, int]:
+    step, state = _step(spec, layout, gradient, _Alone())
+    for _ in range(WARMUP):
         step()
     return statistics.median(step() for _ in range(ROUNDS)), nbytes_of(state)
 
 
-def _messages(spec: Reducer, bucket: Bucket, gradient: Tensor, comm: Comm) -> tuple[tuple[str, int], ...]:
-    """What two workers send in one step. Messages between them are one payload, in one piece or in several."""
-    recorder = _Recorder(comm)
-    step, _ = _step(spec, bucket, gradient, recorder)
-    for _ in range(SETTLE):
-        recorder.seen.clear()
-        step()
-    reduced = [(ALL_REDUCE, t.payload) for t in recorder.seen if t.collective == "all_reduce"]
-    passed = sum(t.payload for t in recorder.seen if t.collective != "all_reduce")
-    return (*reduced, *([(exchange_of(spec), passed)] if passed else []))
+def _record(spec: Reducer, layout: Layout, gradient: Tensor, workers: int) -> Recorder:
+    """What the first of so many workers sends in one step."""
+
+    def work(comm: Comm) -> Recorder:
+        recorder = Recorder(comm)
+        step, _ = _step(spec, layout, gradient, recorder)
+        for _ in range(WARMUP):
+            recorder.clear()
+            step()
+        return recorder
+
+    return threads.run(workers, work)[0]
 
 
-def exchange_of(spec: Reducer) -> str:
-    """How payloads travel that are not summed on the way."""
-    kinds = {type(part) for part in spec.walk()}
-    return RING if Ring in kinds else TWO_SHOT if TwoShot in kinds else ALL_GATHER
-
-
-def _time_decode(spec: Reducer, bucket: Bucket, gradient: Tensor) -> float:
+def _time_decode(spec: Reducer, layout: Layout, gradient: Tensor, exchanges: set[str]) -> float:
     """Seconds that one more payload takes; 0 where the spec has no compressor of its own to try."""
     compressor = next((part for part in spec.walk() if isinstance(part, Compressor)), None)
     if compressor is None:
         return 0.0
-    state, out = compressor.init(bucket, 0), torch.empty_like(gradient)
-    for _ in range(SETTLE):
+    state, out = compressor.init(layout, 0), torch.empty_like(gradient)
+    for _ in range(WARMUP):
         payload = compressor.encode(gradient, state)
-        states.settle(state, keep=True)
-    if exchange_of(spec) == ALL_GATHER:  # decodes all of them together
-        one, three = (partial(compressor.sum_decoded, [payload] * count, 1.0, out, state) for count in (1, 3))
+        states.commit(state)
+    one, three = (partial(decode_sum, compressor, [payload] * n, 1.0, out, state) for n in (1, 3))
+    if ALL_GATHER in exchanges:  # decodes all of them together
         return max(0.0, _median_seconds(three) - _median_seconds(one)) / 2
-    return _median_seconds(partial(compressor.accumulate, payload, compressor.accumulator(out, state)))
+    return _median_seconds(partial(accumulate, compressor, payload, out) if adds_in_place(compressor) else one)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
@@ -189,10 +205,10 @@ def _median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(times[1:])
 
 
-def _time_ahead(weights: Tensor) -> tuple[float, int]:
-    """Seconds in which parameters step ahead by what waits, and bytes of the tensors that take their place."""
-    there, waiting = torch.empty_like(weights), torch.zeros_like(weights)
-    return _median_seconds(lambda: kernels.on(weights).add_scaled(weights, waiting, -0.1, there)), there.nbytes
+def _time_shift(weights: Tensor) -> tuple[float, int]:
+    """Seconds in which parameters are shifted by the residual, and bytes of the tensors that take their place."""
+    shifted, residual = torch.empty_like(weights), torch.zeros_like(weights)
+    return _median_seconds(lambda: kernels.on(weights).add_scaled(weights, residual, -0.1, shifted)), shifted.nbytes
 
 
 def nbytes_of(state: State) -> int:
@@ -217,8 +233,9 @@ class _Alone(Comm):
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
 
-    def all_reduce(self, x: Tensor) -> None:
+    def start_all_reduce(self, x: Tensor) -> Pending:
         """The sum of one is there already."""
+        return _There(x)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """One's own."""
@@ -232,13 +249,12 @@ class _Alone(Comm):
         """It is there already."""
 
 
-class _Recorder(Tap):
-    """Keeps what passes."""
+class _There(Pending):
+    """What need not be waited for."""
 
-    def __init__(self, inner: Comm):
-        super().__init__(inner)
-        self.seen: list[Traffic] = []
+    def __init__(self, x: Tensor):
+        self._x = x
 
-    def saw(self, traffic: Traffic, started: float, overlapped: float = 0.0) -> None:
-        """One more."""
-        self.seen.append(traffic)
+    def wait(self) -> Tensor:
+        """See Pending."""
+        return self._x

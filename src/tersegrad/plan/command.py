@@ -12,7 +12,7 @@ from tersegrad.plan.advice import Setting
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
 from tersegrad.plan.probe import SPECS, Profile, contention_of
-from tersegrad.specs.parse import parse_reducer
+from tersegrad.specs import parse_reducer
 
 OVERHEAD = 5e-5  # seconds to start one message, where nobody has measured it: gloo from Python, roughly
 

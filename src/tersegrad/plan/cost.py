@@ -1,6 +1,6 @@
 """What an exchange costs: closed forms with a latency and a bandwidth term each, and two papers' break-even points.
 
-A link takes bytes / bandwidth + hops * latency, as ``taps.Throttled`` does: bytes that leave one worker, and messages
+A link takes bytes / bandwidth + hops * latency, as ``comm.Throttled`` does: bytes that leave one worker, and messages
 that follow each other. Messages that a worker sends itself, and not the library in an all-reduce, also cost it the time
 to start one. With n workers and a vector, or a payload, of B bytes:
 
@@ -9,9 +9,11 @@ to start one. With n workers and a vector, or a payload, of B bytes:
 | ring all-reduce | 2 (n-1)/n B | 2 (n-1) | | |
 | all-gather in a ring, padded to the longest | (n-1) max B | n-1 | | n |
 | all-gather in a pipelined ring, blocks of m | sum of B, in whole blocks | blocks | | n |
-| all-gather straight to all (``frame.start_gather``) | (n-1) B | 1 | n-1 | n |
+| all-gather straight to all (``exchange.start_gather``) | (n-1) B | 1 | n-1 | n |
 | two shots | 2 (n-1)/n B | 2 | 2 (n-1) | 2 - 1/n |
 | compressed ring | 2 (n-1)/n B | 2 (n-1) | 2 (n-1) | 2 - 1/n |
+| to one other worker | B | 1 | 1 | 2 |
+| broadcast in a binomial tree, at its root | ceil(log2 n) B | ceil(log2 n) | | 1 |
 """
 
 import math
@@ -19,11 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tersegrad.comm.torch import all_gather_traffic, all_reduce_traffic
+from tersegrad.comm.traffic import all_gather_traffic, all_reduce_traffic
 from tersegrad.core import HEADER_NBYTES
 
 ALL_REDUCE, ALL_GATHER, TWO_SHOT, RING = "all_reduce", "all_gather", "two_shot", "ring"
-EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_SHOT, RING)
+RING_GATHER, NEIGHBOUR, BROADCAST = "ring_gather", "neighbour", "broadcast"
+EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_SHOT, RING, RING_GATHER, NEIGHBOUR, BROADCAST)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,13 @@ def load(exchange: str, workers: int, nbytes: int) -> Load:
         return Load(2 * others * nbytes // workers, 2 * others, 0)
     if exchange == ALL_GATHER:
         return Load(others * nbytes, 1, others)
+    if exchange == RING_GATHER:
+        return Load(others * nbytes, others, 0)
+    if exchange == NEIGHBOUR:
+        return Load(nbytes, 1, 1)
+    if exchange == BROADCAST:
+        rounds = math.ceil(math.log2(workers))
+        return Load(rounds * nbytes, rounds, 0)
     if exchange in (TWO_SHOT, RING):
         body = max(0, nbytes - HEADER_NBYTES)  # every segment has a header of its own
         hops = 2 if exchange == TWO_SHOT else 2 * others
@@ -121,9 +131,11 @@ def payloads_decoded(exchange: str, workers: int) -> float:
     >>> payloads_decoded("all_gather", 8), payloads_decoded("two_shot", 4)
     (8, 1.75)
     """
-    if exchange == ALL_GATHER:
+    if exchange in (ALL_GATHER, RING_GATHER):
         return workers
-    return 1.0 if exchange == ALL_REDUCE else 2.0 - 1.0 / workers
+    if exchange in (TWO_SHOT, RING):
+        return 2.0 - 1.0 / workers
+    return 2.0 if exchange == NEIGHBOUR else 1.0
 
 
 # ---- two papers ----------------------------------------------------------------------------------
@@ -153,5 +165,5 @@ def fft_least_ratio(network: float, change: float, fft: float, packing: float, s
     changing the precision (four passes), of the transform, of packing and of selecting. Decompression costs as much
     as compression, a message costs its bytes only, nothing overlaps with backward.
     """
-    room = 1 - 2 * network * (4 / change + 1 / fft + 1 / packing + 1 / selection)
-    return 1 / room if room > 0 else math.inf
+    gain = 1 - 2 * network * (4 / change + 1 / fft + 1 / packing + 1 / selection)
+    return 1 / gain if gain > 0 else math.inf

@@ -1,4 +1,4 @@
-"""The user's model: its buckets as DDP cuts them, and when backward has filled each of them."""
+"""The user's model: its buckets as DDP makes them, and when backward has filled each of them."""
 
 import importlib
 import math
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tersegrad.comm.numbers import all_gather_floats
-from tersegrad.core import Bucket, Comm
+from tersegrad.core import Comm, Layout
 from tersegrad.plan.timeline import Compute
 
 FIRST_CAP, CAP = 1024 * 1024, 25 * 1024 * 1024  # bytes, as DDP's defaults
@@ -41,13 +41,15 @@ def load(text: str) -> tuple[nn.Module, Loss | None]:
     return model, loss
 
 
-def cut(named: Sequence[tuple[str, tuple[int, ...]]], first: int = FIRST_CAP, cap: int = CAP) -> list[Bucket]:
+def assign_buckets(
+    named: Sequence[tuple[str, tuple[int, ...]]], first: int = FIRST_CAP, cap: int = CAP
+) -> list[Layout]:
     """Buckets of float32 tensors in the order in which they become ready: one is closed when it reaches its limit.
 
-    >>> [b.names for b in cut([("c", (9,)), ("b", (9,)), ("a", (9,))], first=4, cap=72)]
+    >>> [b.names for b in assign_buckets([("c", (9,)), ("b", (9,)), ("a", (9,))], first=4, cap=72)]
     [('c',), ('b', 'a')]
     """
-    buckets: list[Bucket] = []
+    buckets: list[Layout] = []
     names: list[str] = []
     shapes: list[tuple[int, ...]] = []
     nbytes = 0
@@ -56,25 +58,25 @@ def cut(named: Sequence[tuple[str, tuple[int, ...]]], first: int = FIRST_CAP, ca
         shapes.append(shape)
         nbytes += 4 * math.prod(shape)
         if nbytes >= (cap if buckets else first) or place == len(named):
-            buckets.append(Bucket(tuple(names), tuple(shapes)))
+            buckets.append(Layout(tuple(names), tuple(shapes)))
             names, shapes, nbytes = [], [], 0
     return buckets
 
 
-def buckets_of(model: nn.Module) -> list[Bucket]:
-    """As DDP cuts the model, if gradients come in the reverse order of the parameters."""
+def buckets_of(model: nn.Module) -> list[Layout]:
+    """As DDP splits the model, if gradients come in the reverse order of the parameters."""
     trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
-    return cut(trained[::-1])
+    return assign_buckets(trained[::-1])
 
 
-def buckets_of_size(numel: int, width: int = 1024) -> list[Bucket]:
+def buckets_of_size(numel: int, width: int = 1024) -> list[Layout]:
     """Buckets of a model of which only the number of parameters is known: square matrices, and what is left over."""
     rows, rest = divmod(numel, width)
     matrices = [(f"matrix {row // width}", (min(width, rows - row), width)) for row in range(0, rows, width)]
-    return cut([*matrices, *([("rest", (rest,))] if rest else [])])
+    return assign_buckets([*matrices, *([("rest", (rest,))] if rest else [])])
 
 
-def compute_of(seconds: float, buckets: Sequence[Bucket]) -> Compute:
+def compute_of(seconds: float, buckets: Sequence[Layout]) -> Compute:
     """A step that takes ``seconds``, in which backward fills the buckets in proportion to their length."""
     backward = (1 - FORWARD) * seconds
     total, ready, so_far = sum(b.numel for b in buckets), [], 0
@@ -86,10 +88,10 @@ def compute_of(seconds: float, buckets: Sequence[Bucket]) -> Compute:
 
 def measure(
     model: nn.Module, loss: Loss, step: Callable[[], object] | None = None, comm: Comm | None = None
-) -> tuple[Compute, list[Bucket]]:
+) -> tuple[Compute, list[Layout]]:
     """Times forward, backward and ``step`` (the optimizer), and when each bucket is complete; medians of a few rounds.
 
-    Buckets are cut in the order in which gradients come, as DDP does after its first step. With a ``comm`` all workers
+    Buckets are made in the order in which gradients come, as DDP does after its first step. With a ``comm`` all workers
     make each round at the same time, and what counts is the one that took longest: the others would wait for it.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -109,7 +111,7 @@ def measure(
     forward, backward, optimizer = (statistics.median(times[i] for times, _ in rounds) for i in range(3))
     ready = {name: statistics.median(when.get(name, 1.0) for _, when in rounds) for name in parameters}
     order = sorted(ready, key=lambda name: ready[name])
-    buckets = cut([(name, tuple(parameters[name].shape)) for name in order])
+    buckets = assign_buckets([(name, tuple(parameters[name].shape)) for name in order])
     filled = tuple(backward * max(ready[name] for name in b.names) for b in buckets)
     return Compute(forward, backward, optimizer, filled), buckets
 
@@ -144,7 +146,7 @@ def _round(
     return [forward - started, backward - forward, ended - backward], when
 
 
-def gradients_for(buckets: Sequence[Bucket], model: nn.Module | None, seed: int = 0) -> list[Tensor]:
+def gradients_for(buckets: Sequence[Layout], model: nn.Module | None, seed: int = 0) -> list[Tensor]:
     """What codecs are tried on: the model's own gradients where it has them, else Laplace noise of their length."""
     known = {} if model is None else {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     noise = torch.Generator().manual_seed(seed)

@@ -24,16 +24,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersegrad.cli.timing import environment
-from tersegrad.comm.metered import Throttled
 from tersegrad.comm.numbers import all_gather_floats
+from tersegrad.comm.throttled import Throttled
 from tersegrad.comm.torch import TorchComm
 from tersegrad.comm.units import parse_time
-from tersegrad.core import Bucket, Comm
-from tersegrad.plan import codecs, model, pace
+from tersegrad.core import Comm, Layout
+from tersegrad.plan import codecs, model, sync_overhead
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load
 from tersegrad.plan.timeline import Compute, simulate
-from tersegrad.specs.parse import parse_reducer
+from tersegrad.specs import parse_reducer
 
 FORMAT = 2
 SIZES = (1_000, 16_000, 128_000, 1_000_000, 8_000_000)  # bytes
@@ -53,7 +53,7 @@ class Profile:
     workers: int
     network: Network
     compute: Compute
-    buckets: list[Bucket]
+    buckets: list[Layout]
     costs: dict[str, list[BucketCost]]  # by spec, one a bucket
     contention: float  # of backward and the worker thread for cores
     environment: dict[str, Any]
@@ -83,7 +83,7 @@ class Profile:
             workers=raw["workers"],
             network=Network(**{name: Link(**link) for name, link in raw["network"].items()}),
             compute=Compute(**raw["compute"]),
-            buckets=[Bucket(tuple(b["names"]), tuple(map(tuple, b["shapes"]))) for b in raw["buckets"]],
+            buckets=[Layout(tuple(b["names"]), tuple(map(tuple, b["shapes"]))) for b in raw["buckets"]],
             costs={spec: [_cost(c) for c in costs] for spec, costs in raw["costs"].items()},
             contention=raw["contention"],
             environment=raw["environment"],
@@ -118,7 +118,7 @@ def measure_network(comm: Comm, sizes: Sequence[int] = SIZES, rounds: int = ROUN
 
 
 def _to_all(comm: Comm, x: Tensor) -> None:
-    """The pattern of ``frame.start_gather``."""
+    """The pattern of ``comm.exchange.start_gather``."""
     under_way = [comm.start_shift(x, torch.empty_like(x), by) for by in range(1, comm.size)]
     for message in under_way:
         message.wait()
@@ -207,8 +207,10 @@ def measure(
     else:
         comm.all_reduce(torch.zeros(1))
         timeline, buckets = model.measure(module, loss, step, comm)
-        whole = pace.measure(module, loss, step, buckets, lambda x: _to_all(comm, x), comm)
-        word = codecs.split(BucketCost(0, 0.0, 0.0, ((ALL_GATHER, pace.NBYTES),), 0), comm.size, network).service
+        whole = sync_overhead.measure(module, loss, step, buckets, lambda x: _to_all(comm, x), comm)
+        word = codecs.split(
+            BucketCost(0, 0.0, 0.0, ((ALL_GATHER, sync_overhead.NBYTES),), 0), comm.size, network
+        ).service
         explained = simulate(timeline, [word] * len(buckets), contention).seconds
         timeline = replace(timeline, pace=max(0.0, whole - explained))
     gradients = model.gradients_for(buckets, module)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tersegrad.comm.numbers import all_gather_floats
-from tersegrad.core import Bucket, Comm
+from tersegrad.core import Comm, Layout
 from tersegrad.plan.model import FEWEST, Loss
 
 ROUNDS = 15
@@ -22,7 +22,7 @@ def measure(
     model: nn.Module,
     loss: Loss,
     step: Callable[[], object] | None,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[Layout],
     exchange: Callable[[torch.Tensor], object],
     comm: Comm,
 ) -> float:
@@ -50,7 +50,7 @@ def measure(
 class _Pacer:
     """Hooks that notice when a bucket is full, and a thread that exchanges a word for each, as ``attach`` does."""
 
-    def __init__(self, model: nn.Module, buckets: Sequence[Bucket], exchange: Callable[[torch.Tensor], object]):
+    def __init__(self, model: nn.Module, buckets: Sequence[Layout], exchange: Callable[[torch.Tensor], object]):
         place = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
         self._sizes, self._exchange = [len(bucket.names) for bucket in buckets], exchange
         self._missing, self._next = list(self._sizes), 0

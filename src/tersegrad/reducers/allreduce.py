@@ -36,11 +36,11 @@ class AllReduce(Reducer):
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. AllReduce(BF16()).")
-        if not isinstance(self.compressor, Summable):
-            name = type(self.compressor).__name__
+        given: Compressor = self.compressor
+        if not isinstance(given, Summable):
+            name = type(given).__name__
             raise ValueError(
-                f"AllReduce({name}): {name} payloads cannot be added before decoding. "
-                f"Use AllGather({self.compressor!r})."
+                f"AllReduce({name}): {name} payloads cannot be added before decoding. Use AllGather({given!r})."
             )
 
     def loses(self, workers: int) -> float:

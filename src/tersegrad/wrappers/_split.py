@@ -5,10 +5,23 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from tersegrad.core import Comm, Finish, Layout, Reducer, State, Step, Sum, Vector, contribution, phases, scratch
+from tersegrad.core import (
+    Comm,
+    Composite,
+    Finish,
+    Layout,
+    Reducer,
+    State,
+    Step,
+    Sum,
+    Vector,
+    contribution,
+    phases,
+    scratch,
+)
 
 
-class Split(Reducer):
+class Split(Composite):
     """A reducer made of reducers, each for some of the parameters."""
 
     @abstractmethod

@@ -36,9 +36,9 @@ class LowMemory(Memory):
     """total = decoded(residual) + gradient; sends of the total what ``inner`` sends; residual = coded(the rest).
 
     ErrorFeedback holds two float32 buffers of a gradient's size. This holds two of what ``codec`` makes of it, 2 bytes
-    an element each with BF16() and 1 with Blockwise(), and a float32 buffer as long as the largest bucket for each of the
-    one or two buckets that are under way. The price is the codec's rounding of the residual in every step, which is lost,
-    and two more passes.
+    an element each with BF16() and 1 with Blockwise(), and a float32 buffer as long as the largest bucket for each of
+    the one or two buckets that are under way. The price is the codec's rounding of the residual in every step, which
+    is lost, and two more passes.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

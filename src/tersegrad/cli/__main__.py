@@ -1,0 +1,7 @@
+"""``python -m tersegrad.cli``."""
+
+import sys
+
+from tersegrad.cli import main
+
+sys.exit(main())
