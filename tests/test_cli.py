@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tersegrad.cli import main
-from tersegrad.specs.parse import PRESETS, registry
+from tersegrad.specs import PRESETS, registry
 
 
 def test_list_shows_everything(capsys):
@@ -21,7 +21,7 @@ def test_list_shows_everything(capsys):
 def test_inspect_splits_the_bytes(capsys):
     assert main(["inspect", "TopK(0.01)", "--numel", "10000"]) == 0
     text = capsys.readouterr().out
-    assert "header 56" in text
+    assert "header 64" in text
     assert "values 400 bytes" in text
     assert "100 of 10000 elements" in text
 

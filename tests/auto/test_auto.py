@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tersegrad import parse
+from tersegrad.auto import Auto
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Tap
 from tersegrad.core import Layout, Step, reduce
 from tersegrad.core import state as states
-from tersegrad.wrappers import Auto
 
 _clock = threading.local()
 SPEC = "Auto({'bf16': AllReduce(BF16()), 'topk': AllGather(TopK(0.01))}, warmup=2, trial=4, window=5)"
@@ -72,13 +72,12 @@ class _Run:
         for place, (bucket, ready, state) in enumerate(zip(self.buckets, self.ready, self.states, strict=True)):
             slow = 1.0 + self.noise * self.chance.exponential()
             _clock.now = max(_clock.now, begun + ready * slow)
-            bucket.step = self.step
             rng = np.random.default_rng([self.comm.rank, self.step, place])
             x = torch.from_numpy(rng.standard_normal(bucket.numel).astype(np.float32))
             if poisoned and self.comm.rank == 1:
                 x[3] = math.nan
             xs.append(x.clone())
-            reduce(self.spec, Step(bucket), x, x, state, self.wire)
+            reduce(self.spec, Step(bucket, self.step), x, x, state, self.wire)
             outs.append(x)
         kept = all(bool(out.isfinite().all()) for out in outs)
         for state in self.states:
@@ -103,7 +102,7 @@ def on(bandwidth):
     """Trains over such a link until the choice is made."""
 
     def work(run):
-        run.frame.bandwidth = bandwidth
+        run.wire.bandwidth = bandwidth
         return run.steps(PLANNED + 1)
 
     return work
@@ -124,7 +123,7 @@ def test_dense_is_kept_on_a_fast_network_and_left_on_a_slow_one():
     assert finals(slow)["mixed"] < 0.2 * slow.states[0]["trials"]["dense"]["step"]
 
 
-def test_the_program_begins_dense_and_tries_all_in_turn():
+def test_the_programme_begins_dense_and_tries_all_in_turn():
     run = train(on(SLOW))[0]
     assert run.plans[: PLANNED - 1] == ["dense"] * (PLANNED - 1)  # nothing is chosen before all were tried
     assert list(run.states[0]["trials"]) == ["dense", "bf16", "topk"]
@@ -144,7 +143,7 @@ def test_the_choice_is_the_best_fixed_candidate_or_near_it():
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_workers_agree_whatever_each_of_them_measures(size):
     def work(run):
-        run.frame.bandwidth = 3e6  # where dense and compressed are near each other
+        run.wire.bandwidth = 3e6  # where dense and compressed are near each other
         run.steps(PLANNED + 20)
         return [
             [state[key] for key in ("plan", "pick", "position", "trials", "finals", "usual", "strikes", "late")]
@@ -157,7 +156,7 @@ def test_workers_agree_whatever_each_of_them_measures(size):
 
 def test_a_bucket_that_hides_behind_backward_stays_dense():
     def work(run):
-        run.frame.bandwidth = 3e5  # a dense bucket takes 27 ms, and backward another 100 after the second of them
+        run.wire.bandwidth = 3e5  # a dense bucket takes 27 ms, and backward another 100 after the second of them
         return run.steps(PLANNED + 20)  # there is a fourth finalist
 
     run = train(work, ready=(0.01, 0.02, 0.12))[0]
@@ -169,10 +168,10 @@ def test_a_change_of_bandwidth_is_planned_for_once_and_not_twice(caplog):
     caplog.set_level(logging.INFO, "tersegrad")
 
     def work(run):
-        run.frame.bandwidth = FAST
+        run.wire.bandwidth = FAST
         run.steps(PLANNED + 15)
         before = run.plans[-1]
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         run.steps(150)
         return before, run.plans[-1]
 
@@ -188,14 +187,14 @@ def test_a_change_of_bandwidth_is_planned_for_once_and_not_twice(caplog):
 
 def test_a_network_that_becomes_fast_is_noticed_by_a_method_that_sends_little():
     def work(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         run.steps(PLANNED + 15)
-        run.frame.bandwidth = FAST
+        run.wire.bandwidth = FAST
         return run.steps(90)
 
     run = train(work)[0]
     assert run.plans[-1] == "dense"
-    assert not any(bool(state["residual"].any()) for state in run.states)  # what was late has gone out
+    assert not any(bool(state["residual"].any()) for state in run.states)  # what was not sent has gone out
     assert not any(state["late"] for state in run.states)
 
 
@@ -209,11 +208,11 @@ def test_a_single_slow_window_is_no_change(caplog):
     caplog.set_level(logging.INFO, "tersegrad")
 
     def work(run):
-        run.frame.bandwidth = 1e7
+        run.wire.bandwidth = 1e7
         run.steps(PLANNED + 1 + 10)  # the first window is what is usual
-        run.frame.bandwidth = 1e5
+        run.wire.bandwidth = 1e5
         run.steps(5)
-        run.frame.bandwidth = 1e7
+        run.wire.bandwidth = 1e7
         run.steps(60)
 
     train(work)
@@ -224,10 +223,10 @@ def test_a_change_that_cannot_make_dense_worse_is_none(caplog):
     caplog.set_level(logging.INFO, "tersegrad")
 
     def work(run):
-        run.frame.bandwidth = 2e6  # 4 ms a bucket; 30 ms of backward
+        run.wire.bandwidth = 2e6  # 4 ms a bucket; 30 ms of backward
         run.steps(PLANNED + 30)
         assert run.plans[-1] == "dense"
-        run.frame.bandwidth = 1e9
+        run.wire.bandwidth = 1e9
         run.steps(30)
         run.ready = [0.1, 0.2, 0.3]
         run.steps(30)
@@ -240,7 +239,7 @@ def test_a_shorter_step_is_a_change(caplog):
     caplog.set_level(logging.INFO, "tersegrad")
 
     def work(run):
-        run.frame.bandwidth = 2e6
+        run.wire.bandwidth = 2e6
         run.ready = [0.2, 0.4, 0.6]
         run.steps(PLANNED + 20)
         before = run.plans[-1]
@@ -263,9 +262,9 @@ def test_what_is_left_behind_beyond_the_budget_is_refused():
 
 def test_nothing_is_lost_through_changes_of_method():
     def work(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         run.steps(PLANNED + 15)
-        run.frame.bandwidth = FAST
+        run.wire.bandwidth = FAST
         run.steps(80)
         return run
 
@@ -286,7 +285,7 @@ def test_a_step_that_is_undone_does_not_count():
     steps = [step + lost for lost, step in enumerate(sorted(ends + begins))]
 
     def work(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         return run.steps(PLANNED + 1 + len(steps), poison=set(steps))
 
     runs = train(work)
@@ -299,11 +298,11 @@ def test_a_step_that_is_undone_does_not_count():
 @pytest.mark.parametrize("before", [3, 9, FINALS, FINALS + 6, PLANNED, PLANNED + 13])
 def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(before):
     def whole(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         return run.steps(before + 8)
 
     def first(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         run.steps(before)
         file = io.BytesIO()
         torch.save([states.copy(state) for state in run.states], file)
@@ -313,7 +312,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(before):
     saved = train(first)
 
     def second(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         run.step = before
         for bucket, mine, fresh in zip(run.buckets, saved[run.comm.rank], run.states, strict=True):
             states.merge(states.split(mine, bucket), fresh, bucket)
@@ -326,17 +325,18 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(before):
         assert torch.equal(mine, theirs)
 
 
-def test_flush_sends_what_is_late_and_dense_is_plain_again():
+def test_a_residual_that_was_sent_is_cleared_and_dense_is_plain_again():
     def work(run):
-        run.frame.bandwidth = SLOW
+        run.wire.bandwidth = SLOW
         run.steps(PLANNED + 2)
-        state, out = run.states[0], torch.zeros(2000)
-        held = state["residual"].clone()
-        run.spec.flush(run.buckets[0], out, state)
+        state, bucket = run.states[0], run.buckets[0]
+        held = run.spec.residual(bucket, state)
+        before = torch.equal(held, state["residual"]), bool(held.any())
+        run.spec.clear(bucket, state)
         states.commit(state)
-        return torch.equal(out, held), bool(held.any()), bool(state["residual"].any()), state["late"]
+        return *before, run.spec.residual(bucket, state), bool(state["residual"].any()), state["late"]
 
-    assert train(work)[0] == (True, True, False, False)
+    assert train(work)[0] == (True, True, None, False, False)
 
 
 def test_buffers_of_methods_that_lost_are_given_back():
@@ -346,7 +346,7 @@ def test_buffers_of_methods_that_lost_are_given_back():
     assert [key for key in methods["method topk"] if key.startswith("_")] != []
     fast = train(lambda run: run.steps(PLANNED + 2))[0]
     assert fast.plans[-1] == "dense"
-    assert "_spare_residual" not in fast.states[0]
+    assert "_back_residual" not in fast.states[0]
 
 
 @pytest.mark.parametrize(

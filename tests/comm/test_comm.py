@@ -1,4 +1,4 @@
-"""Every Comm does the same, and says truly what it puts on the frame."""
+"""Every Comm does the same, and says truly what it puts on the wire."""
 
 import time
 
@@ -7,15 +7,15 @@ import torch
 
 from support import comm_cases
 from tersegrad import AllGather, AllReduce, Dense, Metered, Throttled, TopK
+from tersegrad.comm import metered as taps
 from tersegrad.comm import threads
-from tersegrad.comm.torch import all_gather_traffic, broadcast_traffic
-from tersegrad.comm.torch import metered as taps
+from tersegrad.comm.traffic import all_gather_traffic, broadcast_traffic
 from tersegrad.compressors import BF16
-from tersegrad.core import HEADER_NBYTES, Layout, Pending, Step, reduce
+from tersegrad.core import Layout, Pending, Step, reduce
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_local(size):
+def test_threads(size):
     assert threads.run(size, comm_cases.check) == ["ok"] * size
 
 
@@ -59,7 +59,7 @@ def test_an_error_in_one_worker_releases_those_that_wait_for_a_message():
         threads.run(3, work)
 
 
-def test_local_refuses_a_message_that_is_changed_on_its_way():
+def test_threads_refuse_a_message_that_is_changed_on_its_way():
     def work(comm):
         x = torch.ones(3, dtype=torch.uint8)
         message = comm.start_shift(x, torch.empty(3, dtype=torch.uint8))
@@ -70,23 +70,45 @@ def test_local_refuses_a_message_that_is_changed_on_its_way():
         threads.run(2, work)
 
 
-def test_local_refuses_a_message_that_is_longer_than_its_room():
+def test_threads_refuse_a_vector_that_is_changed_while_it_is_summed():
+    def work(comm):
+        x = torch.ones(3)
+        message = comm.start_all_reduce(x)
+        x.zero_()
+        message.wait()
+
+    with pytest.raises(ValueError, match=r"changed between start_all_reduce\(\) and wait"):
+        threads.run(2, work)
+
+
+def test_threads_say_how_many_bytes_really_crossed():
+    def work(comm):
+        comm.all_reduce(torch.zeros(5))
+        comm.all_gather(torch.zeros(3 + comm.rank, dtype=torch.uint8))
+        comm.start_shift(torch.zeros(7, dtype=torch.uint8), torch.zeros(7, dtype=torch.uint8)).wait()
+        comm.broadcast(torch.zeros(2), root=1)
+        return comm.handed_over
+
+    assert threads.run(2, work) == [20 + 3 + 7, 20 + 4 + 7 + 8]
+
+
+def test_threads_refuse_a_message_that_is_longer_than_its_buffer():
     def work(comm):
         comm.start_shift(torch.ones(3 + comm.rank, dtype=torch.uint8), torch.empty(3, dtype=torch.uint8)).wait()
 
-    with pytest.raises(ValueError, match="rank 1 sent 4 bytes where there is room for 3"):
+    with pytest.raises(ValueError, match="rank 1 sent 4 bytes into a buffer of 3"):
         threads.run(2, work)
 
 
 def metered(reducer, size, numel, steps=1):
     def work(comm):
         meter = Metered(comm)
-        bucket = Layout.flat(numel)
+        layout = Layout.flat(numel)
         x = torch.linspace(-1, 1, numel) * (comm.rank + 1)
-        state = reducer.init(bucket, comm)
-        for _ in range(steps):
-            meter.begin(bucket.id)
-            reduce(reducer, Step(bucket), x.clone(), torch.empty_like(x), state, meter)
+        state = reducer.init(layout, comm)
+        for number in range(steps):
+            meter.begin(layout.id)
+            reduce(reducer, Step(layout, number), x.clone(), torch.empty_like(x), state, meter)
             meter.end()
         return meter
 
@@ -106,9 +128,9 @@ def test_metered_counts_ring_all_reduce(size):
 def test_metered_counts_whole_frames_to_all_others(size):
     spec = AllGather(TopK(0.1))
     x = torch.linspace(-1, 1, 1000)
-    body = spec.compressor.encode(x, spec.compressor.init(Layout.flat(1000), 0)).body.numel()
+    frame = spec.compressor.encode(x, spec.compressor.init(Layout.flat(1000), 0)).nbytes
     for meter in metered(spec, size, 1000, steps=5):
-        assert meter.total.sent == 5 * (size - 1) * (HEADER_NBYTES + body)
+        assert meter.total.sent == 5 * (size - 1) * frame
         assert size == 1 or meter.by_bucket[Layout.flat(1000).id].sent == meter.total.sent
         assert size == 1 or meter.by_collective["shift"].calls == 5 * (size - 1)
         assert size == 1 or min(meter.timing.encode, meter.timing.wait, meter.timing.decode) > 0
@@ -165,8 +187,8 @@ def alone(monkeypatch, size=2):
         def start_shift(self, x, into, by=1):
             return Sent()
 
-        def all_reduce(self, x):
-            pass
+        def start_all_reduce(self, x):
+            return Sent()
 
     return Nobody(), Clock(monkeypatch)
 

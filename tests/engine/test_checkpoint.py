@@ -13,7 +13,7 @@ def saved(rank, ranks, tensors, **more):
 
 def merged(*tensors, ranks=2):
     states = [saved(rank, len(tensors), t) for rank, t in enumerate(tensors)]
-    return checkpoint.only(iter(states), 0, ranks)["tensors"]["w"]
+    return checkpoint.select(iter(states), 0, ranks)["tensors"]["w"]
 
 
 def test_the_mean_of_what_is_late():
@@ -51,7 +51,7 @@ def test_narrow_floats_keep_their_dtype():
 def test_with_as_many_ranks_each_takes_its_own():
     states = [saved(rank, 3, {"r": torch.full((2,), float(rank))}) for rank in (2, 0, 1)]
     for rank in range(3):
-        assert checkpoint.only(states, rank, 3)["tensors"]["w"]["r"][0] == rank
+        assert checkpoint.select(states, rank, 3)["tensors"]["w"]["r"][0] == rank
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_with_as_many_ranks_each_takes_its_own():
 )
 def test_states_that_are_not_one_run_s_are_refused(states, says):
     with pytest.raises(ValueError, match=says):
-        checkpoint.only(states, 0, 4)
+        checkpoint.select(states, 0, 4)

@@ -14,7 +14,7 @@ import tersegrad
 from support.fault_cases import LIMIT, SIZE, TIMEOUT
 from tersegrad.engine.failure_report import GRACE
 
-SCRIPT = Path(__file__).with_name("fault_cases.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "fault_cases.py"
 METHODS = {
     "none": "none",
     "topk": "topk",

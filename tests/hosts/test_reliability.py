@@ -2,8 +2,8 @@
 
 import pytest
 
-import reliability_cases as cases
-from tersegrad.specs.parse import PRESETS
+from support import reliability_cases as cases
+from tersegrad.specs import PRESETS
 
 SPARSE = "ErrorFeedback(AllGather(TopK(0.05)))"
 EVERY = list(PRESETS)

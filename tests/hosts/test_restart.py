@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("restart_script.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "restart_script.py"
 SPECS = [
     "ErrorFeedback(AllGather(TopK(ratio=0.05)))",
     "powersgd",

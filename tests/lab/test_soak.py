@@ -1,49 +1,70 @@
 """A short soak, and the soak against a method that is broken on purpose."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-import torch
 
-from tersegrad.core import Reducer, later
+from tersegrad.core import Memory, Reducer, reduce, stage
+from tersegrad.lab import soak
 from tersegrad.reducers import Dense
-from tersegrad.specs.parse import parse_reducer
-from tersegrad.testing import soak
+from tersegrad.specs import parse_reducer
+from tersegrad.wrappers import Schedule, StepAhead, Warmup
 
 
 def test_a_hundred_steps_among_threads():
     tally = soak.soak(100, 1, processes=False)
     assert tally.steps == 100
     assert tally.restarts > 0
-    assert tally.poisoned > 0
+    assert tally.nonfinite > 0
+    assert tally.large_steps > 0
     assert 0 < tally.worst < 1
 
 
-def test_an_episode_in_real_processes():
-    soak.in_processes("topk", size=2, seed=3, steps=12)
+@pytest.mark.parametrize("large", [False, True])
+def test_an_episode_in_real_processes(large):
+    changes = "Schedule(AllGather(TopK(0.1)), 'ratio', steps={0: 0.5, 4: 0.1})"
+    soak.in_processes(f"StepAhead(ErrorFeedback({changes}))", 2, 3, 12, large)
 
 
 @pytest.mark.parametrize("spec", ["topk", "sidco", "powersgd", "ErrorFeedback(Ring(QSGD(bits=4)))"])
-def test_presets_with_restarts_and_poison(spec):
+def test_presets_with_restarts_and_nan(spec):
     plan = soak.Plan.drawn(parse_reducer(spec), np.random.default_rng(9), 20)
     assert len(plan.restarts) > 1
-    assert plan.poison
+    assert plan.nonfinite
     soak.episode(plan)
 
 
+@pytest.mark.parametrize("spec", ["topk4", "LowMemory(AllGather(TopK(0.1)))", "AllReduce(BF16())", "VGC()", "dgc"])
+def test_large_buckets(spec):
+    plan = soak.Plan.drawn(parse_reducer(spec), np.random.default_rng(1), large=True)
+    assert plan.is_large
+    assert plan.size > 1
+    assert 0 <= soak.episode(plan) < 1
+
+
+def test_methods_come_in_phases_that_end():
+    rng = np.random.default_rng(0)
+    drawn = [soak.with_phases(parse_reducer("topk"), rng) for _ in range(60)]
+    outermost = {type(reducer) for reducer in drawn}
+    assert {Schedule, StepAhead, Warmup} < outermost
+    assert any(isinstance(r, StepAhead) and isinstance(r.inner, Warmup) for r in drawn)
+    assert soak.with_phases(Dense(), rng) in (Dense(), Warmup(Dense(), steps=soak.PHASE)), "nothing else fits"
+
+
 @dataclass(frozen=True, repr=False)
-class _Broken(Reducer):
+class _Broken(Memory):
     """A mean with a fault."""
 
     fault: str
-    remembers = True
+    inner: Reducer = field(default_factory=Dense)
+    lost: float = 0.0
 
-    def init(self, bucket, comm):
-        return {"residual": torch.zeros(bucket.numel)}
+    def loses(self, workers):
+        return self.lost
 
-    def reduce(self, bucket, x, out, state, comm):
-        Dense().reduce(bucket, x, out, {}, comm)
+    def start(self, step, x, out, state, comm):
+        reduce(self.inner, step, x, out, state["inner"], comm)
         if self.fault == "replicas" and comm.rank == comm.size - 1:
             out[0] += 1e-3
         if self.fault == "loses":
@@ -51,15 +72,10 @@ class _Broken(Reducer):
         if self.fault == "launders":
             out.nan_to_num_(0.0, 0.0, 0.0)
         if self.fault == "memory":
-            state["residual"] = state["residual"] + 1.0  # at once, not when the step is settled
-        later(state, residual=state["residual"])
+            state["residual"] = state["residual"] + 1.0  # at once, not when the step is committed
+        stage(state, residual=state["residual"].clone())
         x.zero_()
-
-    def waiting(self, bucket, state):
-        return state["residual"]
-
-    def flush(self, bucket, out, state):
-        out.add_(state["residual"])
+        return lambda: None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +84,7 @@ class _Broken(Reducer):
         ("replicas", "holds other means than rank 0"),
         ("loses", "something was lost or made"),
         ("launders", "finite is True"),
-        ("memory", "changed a memory"),
+        ("memory", "changed a state"),
     ],
 )
 def test_the_soak_finds_what_it_looks_for(fault, says):
@@ -76,6 +92,16 @@ def test_the_soak_finds_what_it_looks_for(fault, says):
     with pytest.raises(AssertionError, match=says):
         soak.episode(plan)
     soak.episode(soak.Plan(_Broken("none"), 3, {"a": (7, 5), "b": (4,)}, 10, 5, {0: [["a", "b"]]}, {4: 1}))
+
+
+def test_what_is_lost_is_allowed_as_far_as_it_is_stated():
+    def plan(lost):
+        return soak.Plan(_Broken("loses", lost=lost), 3, {"a": (7, 5), "b": (4,)}, 10, 5, {0: [["a", "b"]]}, {4: 1})
+
+    worst = soak.episode(plan(0.1))
+    assert 0 < worst < 1
+    with pytest.raises(AssertionError, match="something was lost or made"):
+        soak.episode(plan(0.1 * worst / 2))
 
 
 def test_growth_is_seen():

@@ -17,6 +17,7 @@ from tersegrad.lab import network as networks
 from tersegrad.lab.map import Cell, step_ms, with_ratios
 from tersegrad.lab.methods import Method
 from tersegrad.lab.train import Plan, RunFailedError, open_network, read_events, train
+from tersegrad.specs import PRESETS
 
 needs_namespaces = pytest.mark.skipif(networks.permitted() is not None, reason=str(networks.permitted()))
 
@@ -51,6 +52,7 @@ def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
     assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
     assert events[0]["expression"] == "ErrorFeedback(AllGather(TopK(ratio=0.01)))"
     assert events[0]["compute_ms"] > 0
+    assert (events[0]["epochs"], events[0]["steps"], events[0]["limit_seconds"]) == (None, 12, None)
     steps = [e for e in events if e["event"] == "step"]
     assert [e["step"] for e in steps] == list(range(1, 13))
     assert all(b["seconds"] > a["seconds"] and b["sent"] > a["sent"] for a, b in pairwise(steps))
@@ -113,6 +115,44 @@ def test_another_run_under_the_same_name_is_not_overwritten(tmp_path):
     run(plan(tmp_path, "bf16"))
     with pytest.raises(ValueError, match="finished run of bf16 with steps 12, and this one asks for 13"):
         train(plan(tmp_path, "bf16", steps=13), Console(quiet=True))
+
+
+def finished(p: Plan) -> None:
+    """As if the plan's one run had been made: its record, and its end."""
+    p.out.mkdir(exist_ok=True)
+    (config,) = p.configs()
+    shared = ("spec", "workload", "workers", "network", "bandwidth", "latency", "learning_rate")
+    record = {key: getattr(config, key) for key in shared} | {"event": "start", "limit_seconds": p.seconds}
+    record |= {"epochs": config.planned_epochs, "expression": Method(config.spec).expression, "steps": 12, "batch": 32}
+    Path(config.file).write_text(json.dumps(record) + "\n" + json.dumps({"event": "end"}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epochs": 3}, "with epochs 12, and this one asks for 3"),
+        ({"seconds": 5.0}, "with seconds None, and this one asks for 5.0"),
+        ({"steps": 13}, "with steps 12, and this one asks for 13"),
+        ({"workers": 3}, "with workers 2, and this one asks for 3"),
+        ({"batch": 16}, "with batch 32, and this one asks for 16"),
+    ],
+)
+def test_a_finished_run_of_another_length_is_not_taken_for_this_one(tmp_path, changes, says):
+    p = plan(tmp_path, "bf16", steps=None)
+    finished(p)
+    assert train(p, Console(quiet=True)) == 0, "it is there already"
+    assert train(replace(p, epochs=12), Console(quiet=True)) == 0, "the workload's own number, in other words"
+    with pytest.raises(ValueError, match=f"(?s){says}.*Use another --out"):
+        train(replace(p, **changes), Console(quiet=True))
+
+
+def test_a_finished_run_of_another_expression_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    p = plan(tmp_path, "topk")
+    finished(p)
+    changed = replace(PRESETS["topk"], spec="ErrorFeedback(AllGather(TopK(ratio=0.02)))")
+    monkeypatch.setitem(PRESETS, "topk", changed)
+    with pytest.raises(ValueError, match=r"with expression .*0\.01.* asks for .*0\.02.*Use another --out"):
+        train(p, Console(quiet=True))
 
 
 @needs_namespaces

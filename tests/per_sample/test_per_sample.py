@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from tersegrad.core import accumulate
 from tersegrad.per_sample import PerBackward, PerSample, terms
 from tersegrad.per_sample.layers import Use
 from tersegrad.per_sample.scan import scan

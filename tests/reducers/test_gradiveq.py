@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tersegrad.codecs import pca
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from tersegrad import specs
@@ -13,13 +13,22 @@ from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.compressors import BF16, QSGD, Identity, TopK
 from tersegrad.core import Layout, Step, reduce, state
-from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, TwoShot, gradiveq
+from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, TwoShot
+from tersegrad.reducers.gradiveq import fitting, pca
 from tersegrad.reducers.gradiveq.slices import slicing
 from tersegrad.testing import reducers, runs
 from tersegrad.wrappers import ErrorFeedback
-from test_allocations import allocations
 
-BUCKET = Layout(
+
+def allocations(events):
+    """Bytes of every block that torch's allocator gave out, temporaries inside operators included."""
+    for event in events:
+        if event.typed[0] == _EventType.Allocation:
+            yield event.typed[1].alloc_size
+        yield from allocations(event.children)
+
+
+LAYOUT = Layout(
     ("stem.weight", "stem.bias", "body.weight", "head.weight", "_tail.weight"),
     ((8, 6, 3, 3), (8,), (12, 8, 3, 3), (10, 12), (6, 10, 5)),
     seed=3,
@@ -29,7 +38,7 @@ SHORT = {"warmup": 1, "learn": 6, "compress": 4, "tiny": 0, "loss": 1e-6}
 
 
 def cut_of(name, reducer):
-    return reducer.slicing(BUCKET.shapes[BUCKET.names.index(name)])
+    return reducer.slicing(LAYOUT.shapes[LAYOUT.names.index(name)])
 
 
 def low_rank(reducer, subspace=0, changes=(), from_step=0, ranks=None):
@@ -37,15 +46,15 @@ def low_rank(reducer, subspace=0, changes=(), from_step=0, ranks=None):
 
     def gradient(rank, step):
         generator = torch.Generator().manual_seed(1000 * step + rank)
-        x = torch.randn(BUCKET.numel, generator=generator)
+        x = torch.randn(LAYOUT.numel, generator=generator)
         for name, r in CONVOLUTIONS.items():
-            cut, i = cut_of(name, reducer), BUCKET.names.index(name)
+            cut, i = cut_of(name, reducer), LAYOUT.names.index(name)
             moved = name in changes and step >= from_step and (ranks is None or rank in ranks)
             fixed = torch.Generator().manual_seed(subspace + 77 * i + 5 * moved)
             directions = torch.randn(r, cut.length, generator=fixed)
             mean = torch.randn(cut.count, cut.length, generator=torch.Generator().manual_seed(i))
             slices = mean + torch.randn(cut.count, r, generator=generator) @ directions
-            part = x[BUCKET.offsets[i] : BUCKET.offsets[i + 1]]
+            part = x[LAYOUT.offsets[i] : LAYOUT.offsets[i + 1]]
             cut.join(slices.reshape(-1), torch.zeros_like(slices), part)
         return x
 
@@ -53,7 +62,7 @@ def low_rank(reducer, subspace=0, changes=(), from_step=0, ranks=None):
 
 
 def noise(rank, step):
-    return torch.randn(BUCKET.numel, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
 def memories(state_):
@@ -67,7 +76,7 @@ def phases_of(reducer, size, gradient, steps, **kwargs):
     def note(state_):
         seen.setdefault(id(state_), []).append({name: m["phase"] for name, m in memories(state_).items()})
 
-    traces = runs.run(reducer, size, gradient, BUCKET, steps, between=note, **kwargs)
+    traces = runs.run(reducer, size, gradient, LAYOUT, steps, between=note, **kwargs)
     return [seen[id(trace.state)] for trace in traces], traces
 
 
@@ -86,7 +95,7 @@ def test_low_rank_gradients_are_learned_and_then_exact(size, order):
         truth = runs.mean([t.gradients[step] for t in traces])
         runs.assert_close(traces[0].means[step], truth, 2e-4, f"mean of step {step}")
         for trace in traces:  # each worker's own gradient has gone, not only the mean of all
-            runs.assert_close(trace.rests[step], torch.zeros(BUCKET.numel), 2e-4, f"rest of step {step}")
+            runs.assert_close(trace.rests[step], torch.zeros(LAYOUT.numel), 2e-4, f"rest of step {step}")
     for name, rank in CONVOLUTIONS.items():
         report = memories(traces[0].state)[name]["report"]
         assert report["coefficients"] == rank
@@ -112,8 +121,8 @@ def test_noise_is_refused_and_tried_again_later_and_later():
 def test_without_a_judge_noise_goes_compressed_and_is_lost():
     reducer = GradiVeQ(warmup=0, learn=10, compress=5, worst=None, tiny=0)
     _, traces = phases_of(reducer, 1, noise, 12)
-    lost = (traces[0].means[11] - traces[0].gradients[11])[: BUCKET.sizes[0]].square().sum()
-    assert lost > 0.5 * traces[0].gradients[11][: BUCKET.sizes[0]].square().sum()
+    lost = (traces[0].means[11] - traces[0].gradients[11])[: LAYOUT.sizes[0]].square().sum()
+    assert lost > 0.5 * traces[0].gradients[11][: LAYOUT.sizes[0]].square().sum()
 
 
 def test_a_layer_without_gradient_is_refused_and_nothing_of_it_is_lost_later():
@@ -122,12 +131,12 @@ def test_a_layer_without_gradient_is_refused_and_nothing_of_it_is_lost_later():
     def gradient(rank, step):
         x = noise(rank, step)
         if step < 4:
-            x[: BUCKET.sizes[0]] = 0.0
+            x[: LAYOUT.sizes[0]] = 0.0
         return x
 
     phases, traces = phases_of(reducer, 2, gradient, 6)
     assert phases[0][5]["stem.weight"] == "refused"
-    n = BUCKET.sizes[0]
+    n = LAYOUT.sizes[0]
     runs.assert_close(traces[0].means[5][:n], runs.mean([t.gradients[5][:n] for t in traces]), 1e-6, "mean")
 
 
@@ -135,7 +144,7 @@ def test_a_layer_without_gradient_is_refused_and_nothing_of_it_is_lost_later():
 def test_gradients_whose_squares_are_no_floats(scale):
     reducer = GradiVeQ(**SHORT)
     clean = low_rank(reducer)
-    traces = runs.run(reducer, 2, lambda rank, step: clean(rank, step) * scale, BUCKET, 10)
+    traces = runs.run(reducer, 2, lambda rank, step: clean(rank, step) * scale, LAYOUT, 10)
     for step in range(10):
         truth = runs.mean([t.gradients[step] for t in traces])
         runs.assert_close(traces[0].means[step] / scale, truth / scale, 1e-3, f"mean of step {step}")
@@ -172,11 +181,11 @@ def test_a_basis_for_each_slice():
 def test_everything_else_is_bit_identical_to_a_plain_all_reduce():
     reducer = GradiVeQ(**SHORT)
     gradient = low_rank(reducer)
-    ours, plain = (runs.run(r, 3, gradient, BUCKET, 12) for r in (reducer, Dense()))
+    ours, plain = (runs.run(r, 3, gradient, LAYOUT, 12) for r in (reducer, Dense()))
     for step in range(12):
         for name in ("stem.bias", "head.weight"):
-            i = BUCKET.names.index(name)
-            where = slice(BUCKET.offsets[i], BUCKET.offsets[i + 1])
+            i = LAYOUT.names.index(name)
+            where = slice(LAYOUT.offsets[i], LAYOUT.offsets[i + 1])
             assert torch.equal(ours[0].means[step][where], plain[0].means[step][where])
 
 
@@ -185,19 +194,19 @@ def test_message_is_the_coefficients_and_what_is_dense():
     gradient = low_rank(reducer)
 
     def work(comm):
-        metered, memory, sent = Metered(comm), reducer.init(BUCKET, comm), []
+        metered, memory, sent = Metered(comm), reducer.init(LAYOUT, comm), []
         for step in range(12):
             before = metered.total.payload
             x = gradient(comm.rank, step)
-            reduce(reducer, Step(BUCKET), x, x, memory, metered)
+            reduce(reducer, Step(LAYOUT), x, x, memory, metered)
             state.commit(memory)
             sent.append(metered.total.payload - before)
         return sent, metered.by_collective
 
-    dense = sum(n for n, name in zip(BUCKET.sizes, BUCKET.names, strict=True) if name not in CONVOLUTIONS)
+    dense = sum(n for n, name in zip(LAYOUT.sizes, LAYOUT.names, strict=True) if name not in CONVOLUTIONS)
     coded = sum(cut_of(name, reducer).count * rank for name, rank in CONVOLUTIONS.items())
     for sent, collectives in threads.run(2, work)[1:]:  # rank 0 hands over the bases as well
-        assert sent == [4 * BUCKET.numel] * 7 + [4 * (dense + coded)] * 4 + [4 * BUCKET.numel]
+        assert sent == [4 * LAYOUT.numel] * 7 + [4 * (dense + coded)] * 4 + [4 * LAYOUT.numel]
         assert collectives["all_reduce"].calls == 12  # one a step
         assert collectives["broadcast"].calls == 2
 
@@ -208,11 +217,11 @@ def test_one_number_more_for_every_look():
     gradient = low_rank(reducer)
 
     def work(comm):
-        metered, memory = Metered(comm), reducer.init(BUCKET, comm)
+        metered, memory = Metered(comm), reducer.init(LAYOUT, comm)
         for step in range(8):
             before = metered.total.payload
             x = gradient(comm.rank, step)
-            reduce(reducer, Step(BUCKET), x, x, memory, metered)
+            reduce(reducer, Step(LAYOUT), x, x, memory, metered)
             state.commit(memory)
         return metered.total.payload - before
 
@@ -272,11 +281,11 @@ def test_a_step_with_a_nan_leaves_no_trace_in_any_phase(when, bad, options):
         if step == when:
             x = clean(rank, 99)
             if rank == 1:
-                x[BUCKET.offsets[2] + 3] = bad
+                x[LAYOUT.offsets[2] + 3] = bad
             return x
         return clean(rank, step - (step > when))
 
-    expected, got = (runs.run(reducer, 2, g, BUCKET, n) for g, n in ((clean, 13), (poisoned, 14)))
+    expected, got = (runs.run(reducer, 2, g, LAYOUT, n) for g, n in ((clean, 13), (poisoned, 14)))
     for whole, other in zip(expected, got, strict=True):
         assert not bool(other.means.pop(when).isfinite().all())
         assert all(torch.equal(a, b) for a, b in zip(whole.means, other.means, strict=True))
@@ -295,8 +304,8 @@ def test_a_checkpoint_in_any_phase_goes_on_as_if_nothing_had_happened(when, lear
     reducer = GradiVeQ(**{**SHORT, "loss": 0.01}, learning=learning)
     gradient = low_rank(reducer)
     whole, _ = phases_of(reducer, 2, gradient, 13)
-    means = runs.run(reducer, 2, gradient, BUCKET, 13)[0].means
-    half = runs.run(reducer, 2, gradient, BUCKET, when)
+    means = runs.run(reducer, 2, gradient, LAYOUT, 13)[0].means
+    half = runs.run(reducer, 2, gradient, LAYOUT, when)
     phases, resumed = phases_of(
         reducer, 2, gradient, 13 - when, first=when, states_before=saved_and_loaded([t.state for t in half])
     )
@@ -310,19 +319,19 @@ def test_other_buckets_do_not_change_the_result(when):
     """DDP cuts its buckets anew: every layer stays in its phase, wherever it goes."""
     reducer = GradiVeQ(**SHORT)
     gradient = low_rank(reducer)
-    whole = runs.run(reducer, 2, gradient, BUCKET, 13)[0].means
-    half = runs.run(reducer, 2, gradient, BUCKET, when)
+    whole = runs.run(reducer, 2, gradient, LAYOUT, 13)[0].means
+    half = runs.run(reducer, 2, gradient, LAYOUT, when)
     members = [[4, 1], [3, 0, 2]]
-    parts = [BUCKET.subset(m) for m in members]
+    parts = [LAYOUT.subset(m) for m in members]
 
     def work(comm):
-        pieces, means = state.split(half[comm.rank].state, BUCKET), []
+        pieces, means = state.split(half[comm.rank].state, LAYOUT), []
         memories_ = []
         for part in parts:
             memories_.append(reducer.init(part, comm))
             state.merge(pieces, memories_[-1], part)
         for step in range(when, 13):
-            x = gradient(comm.rank, step).split(BUCKET.sizes)
+            x = gradient(comm.rank, step).split(LAYOUT.sizes)
             outs = list(x)
             for part, m, memory in zip(parts, members, memories_, strict=True):
                 packed = torch.cat([x[i] for i in m])
@@ -339,7 +348,7 @@ def test_other_buckets_do_not_change_the_result(when):
 
 
 def test_one_large_fit_in_a_step(monkeypatch):
-    monkeypatch.setattr(gradiveq, "LARGEST_PROBLEM", 10)
+    monkeypatch.setattr(fitting, "LARGEST_PROBLEM", 10)
     reducer = GradiVeQ(**{**SHORT, "compress": 9})
     phases, traces = phases_of(reducer, 2, low_rank(reducer), 12)
     assert phases[0] == phases[1]
@@ -372,7 +381,7 @@ def test_the_law_holds_however_parts_travel(way, size):
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
     phases, traces = phases_of(reducer, size, gradient, 20)
     assert len({tuple(p.values()) for p in phases[0]}) > 2, "layers are in different phases"
-    atol = reducers.tolerance(reducer, 4 * runs.largest(traces), size, lost=2.0**-6)
+    atol = reducers.tolerance(reducer, 4 * runs.largest(traces), size)
     for step in range(20):
         left = runs.mean([t.gradients[step] - t.rests[step] for t in traces])
         runs.assert_close(traces[0].means[step], left, atol, f"conservation at step {step}")
@@ -385,12 +394,12 @@ def test_a_checkpoint_while_layers_are_in_different_phases(way):
         slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
     )
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
-    whole = runs.run(reducer, 2, gradient, BUCKET, 12)[0].means
-    half = runs.run(reducer, 2, gradient, BUCKET, 9)
+    whole = runs.run(reducer, 2, gradient, LAYOUT, 12)[0].means
+    half = runs.run(reducer, 2, gradient, LAYOUT, 9)
     names = half[0].state.get("learning", {"names": ["body.weight"]})["names"]
     assert names == ["body.weight"], "only one of three learns"
     loaded = saved_and_loaded([t.state for t in half])
-    resumed = runs.run(reducer, 2, gradient, BUCKET, 3, first=9, states_before=loaded)
+    resumed = runs.run(reducer, 2, gradient, LAYOUT, 3, first=9, states_before=loaded)
     for mean, again in zip(whole[9:], resumed[0].means, strict=True):
         runs.assert_close(again, mean, 1e-5, "mean")
 
@@ -423,7 +432,7 @@ def test_quantised_coefficients_are_fewer_bytes():
 @pytest.mark.parametrize("size", [1, 3])
 def test_with_error_feedback_nothing_is_lost_over_cycles(size):
     reducer = ErrorFeedback(GradiVeQ(warmup=1, learn=3, compress=4, loss=0.3, worst=None, tiny=0))
-    traces = runs.run(reducer, size, noise, BUCKET, 18)
+    traces = runs.run(reducer, size, noise, LAYOUT, 18)
     sent = torch.stack(traces[0].means).double().sum(0)
     late = runs.mean([t.held[-1] for t in traces])
     total = runs.mean([torch.stack(t.gradients).double().sum(0) for t in traces])
@@ -455,14 +464,14 @@ def test_samples_are_bounded():
 
 def test_the_first_slice_alone_is_the_papers_rule():
     long = slicing((256, 256, 3, 3), 4096)
-    assert GradiVeQ(samples=1)._sampled(long).tolist() == [0]
-    spread = GradiVeQ()._sampled(long)
+    assert fitting._sampled(GradiVeQ(samples=1), long).tolist() == [0]
+    spread = fitting._sampled(GradiVeQ(), long)
     assert spread[0] == 0
     assert spread.unique().numel() == spread.numel() == 1024 // 80
     assert spread[-1] > 0.8 * 144
     shorter = GradiVeQ(slice_size=4096).slicing((256, 256, 3, 3))
     assert shorter.length == 2304
-    assert GradiVeQ()._sampled(shorter).numel() == 1024 // 80, "a larger eigenvalue problem would take seconds"
+    assert fitting._sampled(GradiVeQ(), shorter).numel() == 1024 // 80, "a larger eigenvalue problem takes seconds"
 
 
 def test_compressed_steps_allocate_nothing_of_gradient_size():

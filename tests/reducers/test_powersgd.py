@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from support import powersgd_cases
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.core import Layout, Step, reduce, state
@@ -12,7 +13,7 @@ from tersegrad.reducers import Dense, PowerSGD
 from tersegrad.testing import inputs, reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 
-BUCKET = Layout(("w", "b", "v"), ((40, 30), (40,), (20, 50)), seed=4)
+LAYOUT = Layout(("w", "b", "v"), ((40, 30), (40,), (20, 50)), seed=4)
 
 
 def random(seed, *shape):
@@ -47,7 +48,7 @@ class Run:
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_agrees_with_the_hook_of_torch(gloo4, rank):
-    for found in gloo4.run(power_sgd_cases.compare, rank, False, 4):
+    for found in gloo4.run(powersgd_cases.compare, rank, False, 4):
         assert found["compressed"]
         assert found["means"] < 1e-4
 
@@ -55,7 +56,7 @@ def test_agrees_with_the_hook_of_torch(gloo4, rank):
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_agrees_with_the_hook_of_torch_with_error_feedback(gloo4, rank):
     """Means and the mean memory are the same. One's own memory is not: torch takes away the mean, we our own share."""
-    for found in gloo4.run(power_sgd_cases.compare, rank, True, 6):
+    for found in gloo4.run(powersgd_cases.compare, rank, True, 6):
         assert found["means"] < 1e-4
         assert found["mean memory"] < 1e-4
         assert found["own memory"] > 0.1
@@ -143,10 +144,9 @@ def test_the_scale_does_not_matter(scale):
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("rank", [1, 2, 8])
 def test_laws(rank, size):
-    gradient = inputs.laplace(BUCKET.numel)
+    gradient = inputs.laplace(LAYOUT.numel)
     for reducer in (PowerSGD(rank), ErrorFeedback(PowerSGD(rank))):
-        laws.check_conservation(reducer, size, gradient, BUCKET)
-        laws.check_replicas_identical(reducer, size, gradient, BUCKET)
+        reducers.check_step(reducer, size, gradient, LAYOUT)
     reducers.check_telescoping(ErrorFeedback(PowerSGD(rank)), size, inputs.laplace(inputs.LAYOUT.numel))
 
 
@@ -180,7 +180,7 @@ def test_recovers_from_a_gradient_of_zeros():
 @pytest.mark.parametrize("where", [0, 700, 1210, 1300, -1])
 def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
     """Matrix, bias, matrix: all workers see it, and all go on as if it had not been."""
-    gradient = inputs.laplace(BUCKET.numel)
+    gradient = inputs.laplace(LAYOUT.numel)
 
     def poisoned(rank, step):
         x = gradient(rank, step if step < 2 else step - 1)  # the gradient of step 2 comes again after the bad one
@@ -192,8 +192,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
         return gradient(rank, 0 if step == 0 else 1 + step - 1)
 
     reducer = ErrorFeedback(PowerSGD(2))
-    hurt = runs.run(reducer, 3, poisoned, BUCKET, steps=4)
-    well = runs.run(reducer, 3, clean, BUCKET, steps=3)
+    hurt = runs.run(reducer, 3, poisoned, LAYOUT, steps=4)
+    well = runs.run(reducer, 3, clean, LAYOUT, steps=3)
     for h, w in zip(hurt, well, strict=True):
         assert not h.means[1].isfinite().any()
         assert all(torch.equal(a, b) for a, b in zip([h.means[0], *h.means[2:]], w.means, strict=True))
@@ -214,7 +214,7 @@ def test_a_bad_value_is_seen_where_q_is_zero():
 
 def test_q_is_the_same_on_all_workers_and_in_every_bucket():
     alone = threads.run(3, lambda comm: PowerSGD(2).init(Layout(("v",), ((20, 50),), seed=4), comm))
-    together = threads.run(3, lambda comm: PowerSGD(2).init(BUCKET, comm))
+    together = threads.run(3, lambda comm: PowerSGD(2).init(LAYOUT, comm))
     first = alone[0]["factors"]["tensor v"]["q"]
     assert all(torch.equal(s["factors"]["tensor v"]["q"], first) for s in (*alone, *together))
     other = PowerSGD(2).init(Layout(("v",), ((20, 50),), seed=5), one_worker())["factors"]["tensor v"]["q"]
@@ -222,12 +222,12 @@ def test_q_is_the_same_on_all_workers_and_in_every_bucket():
 
 
 def test_q_goes_with_its_tensor_when_buckets_change():
-    reducer, gradient = ErrorFeedback(PowerSGD(2)), inputs.laplace(BUCKET.numel)
-    old = runs.run(reducer, 1, gradient, BUCKET)[0].state
+    reducer, gradient = ErrorFeedback(PowerSGD(2)), inputs.laplace(LAYOUT.numel)
+    old = runs.run(reducer, 1, gradient, LAYOUT)[0].state
     for names in (("v", "b"), ("w",)):
-        bucket = Layout(names, tuple(BUCKET.shapes[BUCKET.names.index(n)] for n in names), seed=4)
+        bucket = Layout(names, tuple(LAYOUT.shapes[LAYOUT.names.index(n)] for n in names), seed=4)
         new = reducer.init(bucket, one_worker())
-        state.merge(state.split(old, BUCKET), new, bucket)
+        state.merge(state.split(old, LAYOUT), new, bucket)
         for name in set(names) - {"b"}:
             kept, was = new["inner"]["factors"][f"tensor {name}"]["q"], old["inner"]["factors"][f"tensor {name}"]["q"]
             assert torch.equal(kept, was)
@@ -238,8 +238,8 @@ def test_q_goes_with_its_tensor_when_buckets_change():
 def test_two_all_reduces_of_few_bytes(size):
     def work(comm):
         meter, reducer = Metered(comm), PowerSGD(2)
-        x = random(comm.rank, BUCKET.numel)
-        reduce(reducer, Step(BUCKET), x, torch.empty_like(x), reducer.init(BUCKET, comm), meter)
+        x = random(comm.rank, LAYOUT.numel)
+        reduce(reducer, Step(LAYOUT), x, torch.empty_like(x), reducer.init(LAYOUT, comm), meter)
         return meter.by_collective
 
     for by in threads.run(size, work):
@@ -265,7 +265,7 @@ def test_what_has_no_matrix_in_it_takes_one_dense_all_reduce():
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,)])
 def test_empty_tensors_take_part(shape):
     bucket = Layout(("a", "e", "w"), ((3,), shape, (40, 30)))
-    laws.check_conservation(PowerSGD(), 2, inputs.laplace(bucket.numel), bucket)
+    reducers.check_step(PowerSGD(), 2, inputs.laplace(bucket.numel), bucket)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True, "2"])

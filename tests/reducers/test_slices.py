@@ -1,4 +1,4 @@
-"""How convolutions are cut into slices; torch's own modules give the shapes, torch's own permute the order."""
+"""How convolutions are split into slices; torch's own modules give the shapes, torch's own permute the order."""
 
 import math
 
@@ -32,42 +32,42 @@ def random(shape):
 @orders
 @pytest.mark.parametrize("size", [40, 300, 4096])
 @every_module
-def test_cut_and_joined_again_is_the_same(module, size, order):
+def test_split_and_joined_again_is_the_same(module, size, order):
     shape = tuple(module.weight.shape)
-    cut = slicing(shape, size, order)
-    if cut is None:
+    pieces = slicing(shape, size, order)
+    if pieces is None:
         assert shape[0] > min(size, math.prod(shape) // SHARED)  # filters alone are too many
         return
     x = random(shape)
-    slices = cut.cut(x, torch.empty_like(x))
-    assert slices.shape == (cut.count, cut.length)
-    assert cut.length <= size
+    slices = pieces.split(x, torch.empty_like(x))
+    assert slices.shape == (pieces.count, pieces.length)
+    assert pieces.length <= size
     back = torch.empty_like(x)
-    cut.join(slices.reshape(-1), torch.zeros_like(x), back)
+    pieces.join(slices.reshape(-1), torch.zeros_like(x), back)
     assert torch.equal(back, x)
 
 
 @every_module
 def test_the_order_is_the_papers(module):
     shape = tuple(module.weight.shape)
-    cut, x = slicing(shape, 4096), random(shape)
+    pieces, x = slicing(shape, 4096), random(shape)
     flat = x.view(shape[0], shape[1], -1).permute(2, 1, 0).reshape(-1)
-    assert torch.equal(cut.cut(x, torch.empty_like(x)).reshape(-1), flat)
+    assert torch.equal(pieces.split(x, torch.empty_like(x)).reshape(-1), flat)
 
 
 def test_the_papers_example():
     x = random((16, 16, 3, 3))
-    cut = slicing((16, 16, 3, 3), 768)
-    assert (cut.length, cut.count) == (768, 3)
+    pieces = slicing((16, 16, 3, 3), 768)
+    assert (pieces.length, pieces.count) == (768, 3)
     paper = x.view(16, 16, 3, 3).permute(2, 3, 1, 0).reshape(3, 768)  # height, width, depth, filters
-    assert torch.equal(cut.cut(x, torch.empty_like(x)), paper)
+    assert torch.equal(pieces.split(x, torch.empty_like(x)), paper)
 
 
 def test_a_slice_of_filters_times_depth_is_one_position_of_the_kernel():
     x = random((20, 6, 3, 5))
-    cut = slicing((20, 6, 3, 5), 20 * 6)
-    slices = cut.cut(x, torch.empty_like(x))
-    assert cut.count == 15
+    pieces = slicing((20, 6, 3, 5), 20 * 6)
+    slices = pieces.split(x, torch.empty_like(x))
+    assert pieces.count == 15
     for h in range(3):
         for w in range(5):
             at = x.view(20, 6, 3, 5)[:, :, h, w].t().reshape(-1)
@@ -76,9 +76,9 @@ def test_a_slice_of_filters_times_depth_is_one_position_of_the_kernel():
 
 def test_a_slice_of_channels_has_all_their_positions_and_filters():
     x = random((8, 10, 3, 3))
-    cut = slicing((8, 10, 3, 3), 200, order="channel")
-    assert (cut.length, cut.count) == (2 * 9 * 8, 5)
-    slices = cut.cut(x, torch.empty_like(x))
+    pieces = slicing((8, 10, 3, 3), 200, order="channel")
+    assert (pieces.length, pieces.count) == (2 * 9 * 8, 5)
+    slices = pieces.split(x, torch.empty_like(x))
     for m in range(5):
         expected = x.view(8, 10, 9)[:, 2 * m : 2 * m + 2].reshape(-1)
         assert torch.equal(slices[m], expected)
@@ -91,20 +91,20 @@ def test_a_slice_of_channels_has_all_their_positions_and_filters():
     st.booleans(),
 )
 def test_the_rule(shape, size, order, linear):
-    cut = slicing(shape, size, order, linear)
+    pieces = slicing(shape, size, order, linear)
     convolution = 3 <= len(shape) <= 5 or (linear and len(shape) == 2)
-    room = min(size, math.prod(shape) // SHARED)
-    if not convolution or shape[0] > room:
-        assert cut is None
+    longest = min(size, math.prod(shape) // SHARED)
+    if not convolution or shape[0] > longest:
+        assert pieces is None
         return
     filters, depth, positions = shape[0], shape[1], math.prod(shape[2:])
-    assert cut.length * cut.count == math.prod(shape)
-    assert cut.count >= SHARED
-    assert cut.length <= size
+    assert pieces.length * pieces.count == math.prod(shape)
+    assert pieces.count >= SHARED
+    assert pieces.length <= size
     middle, outer = (depth, positions) if order == "position" else (positions, depth)
-    fits = [filters * middle * j for j in range(1, outer + 1) if outer % j == 0 and filters * middle * j <= room]
-    fits = fits or [filters * i for i in range(1, middle + 1) if middle % i == 0 and filters * i <= room]
-    assert cut.length == max(fits)
+    fits = [filters * middle * j for j in range(1, outer + 1) if outer % j == 0 and filters * middle * j <= longest]
+    fits = fits or [filters * i for i in range(1, middle + 1) if middle % i == 0 and filters * i <= longest]
+    assert pieces.length == max(fits)
 
 
 def test_matrices_only_if_asked_for():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tersegrad.comm import threads
 from tersegrad.compressors import BF16, Identity
-from tersegrad.core import Layout, Reducer, Step, reduce, state
+from tersegrad.core import HEADER_NBYTES, Layout, Reducer, Step, reduce, state
 from tersegrad.reducers import VGC, Dense
 from tersegrad.testing import inputs, runs
 from tersegrad.wrappers import ErrorFeedback
@@ -19,16 +19,16 @@ class Run:
 
     def __init__(self, vgc: VGC, numel: int, names: tuple[str, ...] = ("x",)):
         self.reducer: Reducer = ErrorFeedback(vgc)
-        self.bucket = Layout(names, tuple((numel // len(names),) for _ in names))
+        self.layout = Layout(names, tuple((numel // len(names),) for _ in names))
         self.comm = threads.run(1, lambda comm: comm)[0]
-        self.state = self.reducer.init(self.bucket, self.comm)
+        self.state = self.reducer.init(self.layout, self.comm)
+        self.number = 0
 
-    def step(self, gradient: Tensor, squares: Tensor) -> Tensor:
-        self.bucket.squares = squares
+    def step(self, gradient: Tensor, squares: Tensor | None) -> Tensor:
         out = gradient.clone()
-        reduce(self.reducer, Step(self.bucket), out, out, self.state, self.comm)
+        reduce(self.reducer, Step(self.layout, self.number, squares=squares), out, out, self.state, self.comm)
         state.commit(self.state)
-        self.bucket.step += 1
+        self.number += 1
         return out
 
     @property
@@ -185,23 +185,21 @@ def test_words_carry_the_same_values_in_the_papers_bytes(tau):
         sent = packed.step(gradient, squares)
         assert torch.equal(sent, words.step(gradient, squares))
     exchange = words.state["inner"]["exchange"]
-    count, size = int(exchange["_sent"]), exchange["_payload"].numel()
+    count, nbytes = exchange["_report"]["sent"], exchange["_payload"].numel()
     assert count == int(sent.count_nonzero()) > 0
-    assert size >= 4 * count + 56
-    room = packed.state["inner"]["exchange"]["_payload"].numel()
-    assert room < size
+    assert nbytes >= 4 * count + HEADER_NBYTES
+    assert packed.state["inner"]["exchange"]["_payload"].numel() < nbytes
 
 
-def test_flush_hands_out_what_waits_and_begins_anew():
+def test_a_residual_that_was_sent_is_cleared_with_its_variance():
     vgc = Run(VGC(alpha=2.0), 100)
     vgc.step(*samples(100, 4, 0))
-    waiting = vgc.r.clone()
-    out = torch.zeros(100)
-    vgc.reducer.flush(vgc.bucket, out, vgc.state)
-    assert torch.equal(vgc.r, waiting), "noted, not done"
+    residual = vgc.reducer.residual(vgc.layout, vgc.state).clone()
+    assert torch.equal(residual, vgc.r)
+    assert residual.any()
+    vgc.reducer.clear(vgc.layout, vgc.state)
+    assert torch.equal(vgc.r, residual), "staged, and not yet committed"
     state.commit(vgc.state)
-    assert torch.equal(out, waiting)
-    assert waiting.any()
     assert not vgc.r.any()
     assert not vgc.v.any()
 

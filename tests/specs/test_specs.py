@@ -5,8 +5,8 @@ import pytest
 from support.registered import REDUCERS
 from tersegrad import AllGather, AllReduce, ByName, Dense, ErrorFeedback, PerTensor, TopK, parse
 from tersegrad.compressors import BF16, FP16, Identity
-from tersegrad.core import Reducer
-from tersegrad.specs.parse import PRESETS, parse_reducer, registry
+from tersegrad.core import Reducer, settled
+from tersegrad.specs import PRESETS, parse_reducer, registry
 from tersegrad.wrappers import Schedule, Warmup
 
 
@@ -33,15 +33,15 @@ def test_presets_are_reducers():
 
 @pytest.mark.parametrize("spec", REDUCERS, ids=repr)
 def test_what_is_settled_stays_so(spec):
-    settled = spec.settled()
-    assert isinstance(settled, Reducer)
-    assert settled.settled() == settled
+    end = settled(spec)
+    assert isinstance(end, Reducer)
+    assert settled(end) == end
     if not any(isinstance(part, Warmup | Schedule) for part in spec.walk()):
-        assert settled == spec
+        assert end == spec
 
 
 @pytest.mark.parametrize(
-    ("text", "settled"),
+    ("text", "end"),
     [
         ("topk4", "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))"),
         ("ahead", "StepAhead(ErrorFeedback(AllGather(TopK(ratio=0.01, values=RangeFloat(bits=4)))))"),
@@ -49,13 +49,13 @@ def test_what_is_settled_stays_so(spec):
         ("ByName({'a': Warmup(SignSGD())}, default=Warmup(Dense()))", "ByName({'a': SignSGD()}, Dense())"),
     ],
 )
-def test_beginnings_are_left_out_wherever_they_are(text, settled):
-    assert parse(text).settled() == parse(settled)
+def test_beginnings_are_left_out_wherever_they_are(text, end):
+    assert settled(parse(text)) == parse(end)
 
 
 def test_a_law_of_the_learning_rate_never_settles():
     spec = parse("Schedule(AllGather(TopK(0.1)), 'ratio', drops={1.0: 0.1, 0.3: 1.0})")
-    assert spec.settled() == spec
+    assert settled(spec) == spec
 
 
 def test_an_object_is_taken_as_it_is():

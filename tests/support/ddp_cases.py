@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad.core import Bucket, Comm
+from tersegrad.core import Comm, Finish, Needs, State, Step, Vector
 from tersegrad.reducers import Dense
 
 
@@ -99,14 +99,16 @@ def straight_to_the_group(spec: str, options: dict[str, Any], count: int) -> dic
     for policy in ("propagate", "skip"):
         model = make(options)
         handle = tersegrad.attach(model, spec, nonfinite=policy)
-        start = handle._start_plain
+        engine = handle._engine
+        submit = engine.submit
 
-        def counted(bucket: Any, last: bool, policy: str = policy, start: Any = start) -> Any:
+        def counted(gradient: Any, last: bool, policy: str = policy, engine: Any = engine, submit: Any = submit) -> None:
+            submit(gradient, last)
             key = "plain" if policy == "propagate" else "wrong"
-            found[key] = found.get(key, 0) + last
-            return start(bucket, last)
+            if engine._uncompressed_step:
+                found[key] = found.get(key, 0) + last
 
-        handle._start_plain = counted  # type: ignore[method-assign]
+        engine.submit = counted  # type: ignore[method-assign]
         steps(model, 0, count)
         metrics = handle.metrics()
         found[policy] = [digest(model), metrics["bytes_sent"], metrics["dense_bytes"], metrics["steps"]]
@@ -168,12 +170,14 @@ def resume(spec: str) -> dict[str, Any]:
 class _Spy(Dense):
     """Plain, but wants squares and keeps what it is given."""
 
-    squares = "samples"
+    def needs(self) -> Needs:
+        return Needs(squares="samples", float32=False)
 
-    def reduce(self, bucket: Bucket, x: Any, out: Any, state: Any, comm: Comm) -> None:
-        for name, part in zip(bucket.names, bucket.squares.split(bucket.sizes), strict=True):
+    def start(self, step: Step, x: Vector, out: torch.Tensor, state: State, comm: Comm) -> Finish:
+        assert step.squares is not None
+        for name, part in zip(step.layout.names, step.squares.split(step.layout.sizes), strict=True):
             seen[name] = part.clone()
-        super().reduce(bucket, x, out, state, comm)
+        return super().start(step, x, out, state, comm)
 
 
 seen: dict[str, torch.Tensor] = {}
@@ -298,7 +302,7 @@ class _Broken(Comm):
         self.inner, self.rank, self.size, self.calls = inner, inner.rank, inner.size, 0
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("all_reduce", "start_shift"):
+        if name in ("start_all_reduce", "start_shift"):
             self.calls += 1
             if self.calls > 10:
                 raise OSError("the cable was cut")
@@ -307,7 +311,7 @@ class _Broken(Comm):
             return self.inner.all_gather
         return object.__getattribute__(self, name)
 
-    def all_reduce(self, x: Any) -> None: ...
+    def start_all_reduce(self, x: Any) -> Any: ...
     def all_gather(self, x: Any) -> Any: ...
     def start_shift(self, x: Any, into: Any, by: int = 1) -> Any: ...
     def broadcast(self, x: Any, root: int = 0) -> None: ...

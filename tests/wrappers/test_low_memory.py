@@ -33,7 +33,7 @@ def test_only_the_rounding_of_the_residual_is_lost(codec, lost):
 
 
 def kept_bytes(reducer) -> int:
-    """Of all that lives between two steps, saved and scratch, after three steps; shared room aside."""
+    """Of all that lives between two steps, saved and scratch, after three steps; shared buffers aside."""
     bucket = Layout(("a", "b"), ((300, 1000), (700, 1000)))
 
     def work(comm):
@@ -63,11 +63,12 @@ def test_it_keeps_fewer_bytes():
     numel = 1_000_000
     assert kept_bytes(ErrorFeedback(INNER)) == pytest.approx(8 * numel, rel=0.01)
     blocks = 300_000  # of a codec's scratch, however many tensors and elements there are
+    # Known to fail: the codec's own payload, as long as the largest tensor, is a third copy that is kept between steps.
     assert kept_bytes(LowMemory(INNER)) <= 4 * numel + blocks
     assert kept_bytes(LowMemory(INNER, codec=Blockwise())) <= 2.02 * numel + blocks
 
 
-def test_flush_sends_what_is_late():
+def test_what_was_not_sent_is_the_residual():
     reducers.check_telescoping(LowMemory(INNER, codec=Identity()), 2)
     trace = runs.run(LowMemory(INNER), 1, inputs.GRADIENT)[0]
     assert trace.held[-1].any()

@@ -8,11 +8,11 @@ import torch
 
 from tersegrad import parse
 from tersegrad.comm import threads
-from tersegrad.core import Layout, Step, reduce, state
+from tersegrad.core import Layout, Step, contribution, reduce, state
 from tersegrad.wrappers import MomentumCorrection
 
-BUCKET = Layout(("a.weight", "a.bias", "b.weight"), ((20, 30), (30,), (7, 10)))
-N = BUCKET.numel
+LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((20, 30), (30,), (7, 10)))
+N = LAYOUT.numel
 
 
 def gradient(rank, step):
@@ -24,14 +24,13 @@ def run(spec, size, steps, first=0, before=None, gradient=gradient, in_place=Fal
 
     def work(comm):
         reducer, outs = parse(spec), []
-        bucket = Layout(BUCKET.names, BUCKET.shapes)
-        memory = reducer.init(bucket, comm)
+        memory = reducer.init(LAYOUT, comm)
         if before is not None:
-            state.merge(state.split(before[comm.rank], bucket), memory, bucket)
+            state.merge(state.split(before[comm.rank], LAYOUT), memory, LAYOUT)
         for step in range(first, first + steps):
             x = gradient(comm.rank, step)
             out = x if in_place else torch.empty(N)
-            reduce(reducer, Step(bucket), x, out, memory, comm)
+            reduce(reducer, Step(LAYOUT, step), x, out, memory, comm)
             assert in_place or not bool(x.any())
             (state.commit if bool(out.isfinite().all()) else state.roll_back)(memory)
             outs.append(out)
@@ -82,7 +81,7 @@ def dgc(size, steps, ratio, momentum, nesterov, masking, clip):
         for w in range(size):
             g = gradient(w, step)
             if clip is not None:
-                for part in g.split(BUCKET.sizes):
+                for part in g.split(LAYOUT.sizes):
                     part *= min(1.0, clip / math.sqrt(size) / float(part.norm()))
             u[w] = momentum * u[w] + g
             v[w] += g + momentum * u[w] if nesterov else u[w]
@@ -188,14 +187,14 @@ def test_the_warm_up_goes_on_after_a_checkpoint(spec):
 
 
 @pytest.mark.parametrize("masking", [False, True])
-def test_flush_sends_the_residual_and_masks_like_any_sending(masking):
+def test_a_residual_that_was_sent_masks_like_any_sending(masking):
     reducer = parse(f"MomentumCorrection(AllGather(TopK(0.05)), masking={masking})")
     _, memory = run(repr(reducer), 1, 4)[0]
-    late, velocity = memory["residual"].clone(), memory["velocity"].clone()
-    out = torch.ones(N)
-    reducer.flush(BUCKET, out, memory)
-    assert torch.equal(out, late + 1)
-    assert torch.equal(memory["residual"], late)  # until the step is settled
+    residual, velocity = memory["residual"].clone(), memory["velocity"].clone()
+    assert residual.any()
+    assert torch.equal(reducer.residual(LAYOUT, memory), residual)
+    reducer.clear(LAYOUT, memory)
+    assert torch.equal(memory["residual"], residual)  # until the step is committed
     state.commit(memory)
     assert not bool(memory["residual"].any())
     assert torch.equal(memory["velocity"], torch.zeros(N) if masking else velocity)
@@ -209,7 +208,7 @@ def test_each_tensor_is_clipped_to_its_share(size):
     """Alike on all workers, they add up: N workers with independent noise have a mean of norm clip / N."""
     spec = "MomentumCorrection(Dense(), momentum=0.0, clip=2.0)"
     mean = run(spec, size, 1, gradient=lambda rank, step: gradient(0, 0))[0][0][0]
-    for part, whole in zip(mean.split(BUCKET.sizes), gradient(0, 0).split(BUCKET.sizes), strict=True):
+    for part, whole in zip(mean.split(LAYOUT.sizes), gradient(0, 0).split(LAYOUT.sizes), strict=True):
         assert float(part.norm()) == pytest.approx(min(2.0 / math.sqrt(size), float(whole.norm())), rel=1e-5)
         assert float(torch.cosine_similarity(part, whole, dim=0)) == pytest.approx(1.0, abs=1e-5)
 
@@ -252,7 +251,17 @@ def test_a_compressor_is_no_reducer():
         parse("MomentumCorrection(TopK(0.1))")
 
 
-def test_it_says_what_it_conserves():
-    assert not MomentumCorrection(parse("Dense()")).conserves
-    assert MomentumCorrection(parse("Dense()"), momentum=0.0).conserves
-    assert not MomentumCorrection(parse("Dense()"), momentum=0.0, clip=1.0).conserves
+def test_it_says_what_it_adds_to_the_account():
+    """Velocity, and not the gradient; what is clipped away is not in it either."""
+    x, velocity = gradient(0, 0), gradient(0, 1)
+    clipped = torch.cat([p * min(1.0, 2.0 / math.sqrt(4) / float(p.norm())) for p in x.split(LAYOUT.sizes)])
+    for options, want in (
+        ({}, 0.9 * velocity + x),
+        ({"momentum": 0.0}, x),
+        ({"nesterov": True}, x + 0.9 * (0.9 * velocity + x)),
+        ({"momentum": 0.0, "clip": 2.0}, clipped),
+    ):
+        reducer = MomentumCorrection(parse("Dense()"), **options)
+        given = contribution(reducer, LAYOUT, {"velocity": velocity, "inner": {}}, x, 4)
+        torch.testing.assert_close(given, want, rtol=1e-5, atol=1e-6)
+        assert reducer.needs().no_momentum == (reducer.momentum > 0)

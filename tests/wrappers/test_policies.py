@@ -11,7 +11,7 @@ from tersegrad.reducers import AllGather, Dense
 from tersegrad.testing import reducers
 from tersegrad.wrappers import ByDimension, ByName, BySize
 
-BUCKET = Layout(
+LAYOUT = Layout(
     ("conv.weight", "conv.bias", "fc.weight", "embedding.weight"), ((4, 3, 3, 3), (4,), (30, 40), (500, 10))
 )
 
@@ -19,15 +19,15 @@ BUCKET = Layout(
 def sent_share(text: str) -> dict[str, float]:
     """Of every parameter, the share of elements that arrive in one step: 1 if it went dense."""
     reducer = parse(text)
-    x = torch.linspace(1.0, 2.0, BUCKET.numel)
+    x = torch.linspace(1.0, 2.0, LAYOUT.numel)
 
     def work(comm):
         out = torch.empty_like(x)
-        reduce(reducer, Step(BUCKET), x.clone(), out, reducer.init(BUCKET, comm), comm)
+        reduce(reducer, Step(LAYOUT), x.clone(), out, reducer.init(LAYOUT, comm), comm)
         return out
 
-    parts = threads.run(1, work)[0].split(BUCKET.sizes)
-    return {name: float((part != 0).float().mean()) for name, part in zip(BUCKET.names, parts, strict=True)}
+    parts = threads.run(1, work)[0].split(LAYOUT.sizes)
+    return {name: float((part != 0).float().mean()) for name, part in zip(LAYOUT.names, parts, strict=True)}
 
 
 def test_by_size():

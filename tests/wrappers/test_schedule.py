@@ -9,7 +9,7 @@ from tersegrad import parse
 from tersegrad.core import Layout, state
 from tersegrad.testing import runs
 
-BUCKET = Layout.flat(1000)
+LAYOUT = Layout.flat(1000)
 
 
 def sent(spec: str, steps: int, states=None, first=0) -> tuple[list[int], dict]:
@@ -18,7 +18,7 @@ def sent(spec: str, steps: int, states=None, first=0) -> tuple[list[int], dict]:
     def gradient(rank: int, step: int) -> torch.Tensor:
         return torch.randn(1000, generator=torch.Generator().manual_seed(step))
 
-    traces = runs.run(parse(spec), 1, gradient, BUCKET, steps, first=first, states_before=states)
+    traces = runs.run(parse(spec), 1, gradient, LAYOUT, steps, first=first, states_before=states)
     return [int(mean.count_nonzero()) for mean in traces[0].means], traces[0].state
 
 
@@ -54,7 +54,7 @@ def test_a_step_that_was_not_finite_does_not_count():
     reducer = parse("Schedule(AllGather(TopK(0.5)), 'ratio', steps={0: 0.1, 1: 0.02})")
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     gradients = [torch.full((1000,), math.nan), x, x]
-    traces = runs.run(reducer, 1, lambda rank, step: gradients[step].clone(), BUCKET, 3)
+    traces = runs.run(reducer, 1, lambda rank, step: gradients[step].clone(), LAYOUT, 3)
     assert [int(mean.count_nonzero()) for mean in traces[0].means[1:]] == [100, 20]
 
 

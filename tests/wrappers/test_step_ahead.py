@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from support import step_ahead_cases as cases
 import torch
 
+from support import step_ahead_cases as cases
 from tersegrad import parse
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}

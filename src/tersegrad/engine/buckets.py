@@ -65,19 +65,30 @@ class BucketStore:
         shapes = tuple(self._shapes[name] for name in names)
         return Layout(names, shapes, self._seed, device or torch.device("cpu"))
 
-    def all_states(self) -> Iterator[tuple[Layout, State]]:
-        """Every bucket's, and one for what was loaded and is in no bucket yet.
+    def groups(self) -> Iterator[list[tuple[Layout, State]]]:
+        """Every bucket's state; and together, tensor by tensor, what was loaded and is in no bucket yet.
 
-        The caller may commit to that one: it is split into pieces again when the iteration goes on.
+        The caller may commit to those: they become pieces again when the iteration goes on.
         """
         for entry in self._entries.values():
-            yield entry.layout, entry.state
+            yield [(entry.layout, entry.state)]
         if self._pieces:
-            layout = self._layout(tuple(name for name in self._shapes if name in self._pieces))
-            state = self._spec.init(layout, self._comm)
-            states.merge(self._pieces, state, layout)
-            yield layout, state
-            self._pieces |= states.split(state, layout)
+            unclaimed = [self._state_of(name) for name in self._shapes if name in self._pieces]
+            yield unclaimed
+            for layout, state in unclaimed:
+                self._pieces |= states.split(state, layout)
+
+    def _state_of(self, name: str) -> tuple[Layout, State]:
+        """A piece in the form of a state: of its tensor alone, because numbers belong to the bucket that it was in."""
+        layout = self._layout((name,))
+        state = self._spec.init(layout, self._comm)
+        states.merge(self._pieces, state, layout)
+        return layout, state
+
+    def all_states(self) -> Iterator[tuple[Layout, State]]:
+        """All of the groups' states, to be looked at."""
+        for group in self.groups():
+            yield from group
 
     def pieces(self) -> dict[str, State]:
         """All state by tensor name; views of the states' own tensors."""

@@ -19,7 +19,7 @@ from torch import Tensor
 import tersegrad
 from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.traffic import all_reduce_traffic
-from tersegrad.core import Reducer, needs_of
+from tersegrad.core import Layout, Reducer, State, needs_of
 from tersegrad.core import state as states
 from tersegrad.engine import checkpoint, replicas
 from tersegrad.engine.buckets import BucketStore
@@ -224,14 +224,22 @@ class Engine:
 
     def _flush(self, put: Callable[[str, Tensor], None]) -> None:
         """On the worker's thread."""
-        for layout, state in self._store.all_states():
-            residual = self.spec.residual(layout, state)
-            total = layout.zeros() if residual is None else residual.clone()
-            self.spec.clear(layout, state)
+        for group in self._store.groups():
+            total = torch.cat([self._taken_out(layout, state) for layout, state in group])
             self._comm.all_reduce(total)
-            states.commit(state)
-            for name, part in zip(layout.names, total.div_(self._comm.size).split(layout.sizes), strict=True):
+            names = [name for layout, _ in group for name in layout.names]
+            for name, part in zip(
+                names, total.div_(self._comm.size).split([self._numel[name] for name in names]), strict=True
+            ):
                 put(name, part)
+
+    def _taken_out(self, layout: Layout, state: State) -> Tensor:
+        """A copy of the residual, which is zero from now on."""
+        residual = self.spec.residual(layout, state)
+        copied = layout.zeros() if residual is None else residual.clone()
+        self.spec.clear(layout, state)
+        states.commit(state)
+        return copied
 
     def residuals(self) -> list[tuple[str, Tensor]]:
         """Every tensor's slice of the residual, until the next step. Between two steps, in which the worker is idle."""

@@ -4,8 +4,8 @@
 
 Mutated meta and bodies are sealed again, so that they come past the checksum to the decoder; a mutated header is sealed
 again or not. One frame of twenty has the size of a real bucket, from 2**20 floats, where other kernels are at work.
-What must never happen: any other error than a ValueError with a text, a write outside the accumulator, a large allocation
-(the address space is limited), or a frame that takes seconds. Everything follows from the seed.
+What must never happen: any other error than a ValueError with a text, a write outside the accumulator, a large
+allocation (the address space is limited), or a frame that takes seconds. Everything follows from the seed.
 """
 
 import argparse

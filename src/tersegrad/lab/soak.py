@@ -3,19 +3,23 @@
     python -m tersegrad.lab.soak --steps 10000 --seed 0
 
 Most steps run on workers that are threads (ThreadComm); every tenth episode runs in real gloo processes through
-``attach``. An episode is one method on one bucket (or model) for some dozen steps. In it, states are saved and loaded
-into fresh reducers over other cuts of the same tensors, and single elements become NaN or infinite. Watched:
+``attach``. An episode is one method on one bucket (or model) for some dozen steps; every fifth has a bucket as large as
+a real one, from 2**20 floats, and fewer steps. Methods come as they are, and inside warm-ups, schedules and StepAhead
+whose phases end within the episode; the learning rate drops. States are saved and loaded into fresh reducers over
+other buckets of the same tensors, and single elements become NaN or infinite. Watched:
 
 - replicas: the same bits on all workers in every step;
-- poison: a step with a NaN on one worker is non-finite on all, and what is remembered stays what it was;
-- conservation: sum of means + mean of what a flush would send == sum of mean gradients, to rounding, for methods that
-  conserve and remember; NaN steps left out;
+- NaN: a step with one on one worker is non-finite on all, and the state stays what it was;
+- conservation: sum of means + mean residual == sum of what the gradients add to the account (``contribution``), to
+  rounding and what the method states that it ``loses``; NaN steps left out;
 - memory: after a third of the run as warm-up, neither the resident set nor what Python has allocated may grow by more
   than GROWTH (medians of the last and the first quarter of the samples after warm-up).
 """
 
 import argparse
+import ctypes
 import gc
+import math
 import multiprocessing
 import os
 import statistics
@@ -31,19 +35,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tersegrad.comm.torch import threads
-from tersegrad.core import Bucket, Comm, Compressor, Reducer, State
+from tersegrad.comm import threads
+from tersegrad.core import (
+    Comm,
+    Compressor,
+    Layout,
+    Reducer,
+    State,
+    Step,
+    contribution,
+    needs_of,
+)
 from tersegrad.core import state as states
 from tersegrad.reducers import AllGather, Ring, TwoShot
-from tersegrad.specs.parse import PRESETS, parse, registry
+from tersegrad.specs import PRESETS, parse, registry
 from tersegrad.testing.inputs import squares
-from tersegrad.testing.runs import held
-from tersegrad.wrappers import ErrorFeedback
+from tersegrad.testing.runs import finish, held, same
+from tersegrad.wrappers import ErrorFeedback, Schedule, StepAhead, Warmup
 
-GROWTH = 48 << 20  # bytes: two hundred buckets of the largest size that is used; a leak of one a step is ten times more
+GROWTH = 48 << 20  # bytes: ten buckets of the largest size that is used; a leak of one an episode is ten times more
 STEPS = 30  # of an episode
+LARGE_STEPS = 10  # of one with a large bucket
 IN_PROCESSES = 10  # every so manieth episode runs in real processes
+WITH_LARGE = 5  # every so manieth episode has a large bucket
+LARGE = 2**20  # floats that a large bucket has at least
 TENSORS = ("a.weight", "a.bias", "b.weight", "c.weight", "d.bias")
+NAN_STEP = 3  # of both parts of an episode in real processes
+PHASE = 4  # steps after which warm-ups and schedules end
 
 
 @dataclass
@@ -52,9 +70,10 @@ class Tally:
 
     steps: int = 0
     process_steps: int = 0
+    large_steps: int = 0
     episodes: int = 0
     restarts: int = 0
-    poisoned: int = 0
+    nonfinite: int = 0
     worst: float = 0.0  # error of conservation, relative to what is allowed
     methods: Counter[str] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
@@ -74,6 +93,32 @@ def methods() -> list[Reducer]:
     return list({repr(spec): spec for spec in found}.values())
 
 
+def with_phases(reducer: Reducer, rng: np.random.Generator) -> Reducer:
+    """The same method, or one that comes to it after some steps, or that steps ahead by its residual."""
+    if any(isinstance(part, StepAhead) for part in reducer.walk()):
+        return reducer  # nothing may be around it
+    for kind in rng.permutation(["as it is", "warmup", "schedule", "ahead", "all"]):
+        try:
+            return _WRAPPED[str(kind)](reducer)
+        except ValueError:  # it has no ratio, or no residual
+            continue
+    return reducer
+
+
+def _scheduled(reducer: Reducer) -> Reducer:
+    ratio = Schedule(reducer, "ratio", smoothness=1.0)._own_value()
+    return Schedule(reducer, "ratio", steps={0: 1.0, PHASE: 0.5, 2 * PHASE: ratio})
+
+
+_WRAPPED: dict[str, Callable[[Reducer], Reducer]] = {
+    "as it is": lambda reducer: reducer,
+    "warmup": lambda reducer: Warmup(reducer, steps=PHASE),
+    "schedule": _scheduled,
+    "ahead": StepAhead,
+    "all": lambda reducer: StepAhead(Warmup(_scheduled(reducer), steps=PHASE)),
+}
+
+
 # ---- one episode among threads --------------------------------------------------------------------
 
 
@@ -86,41 +131,64 @@ class Plan:
     shapes: dict[str, tuple[int, ...]]
     steps: int
     seed: int
-    restarts: dict[int, list[list[str]]]  # before which step, and how the tensors are cut into buckets from then on
-    poison: dict[int, int]  # in which step, and on which worker
+    restarts: dict[int, list[list[str]]]  # before which step, and which tensors are in which bucket from then on
+    nonfinite: dict[int, int]  # in which step, and on which worker
 
     @staticmethod
-    def drawn(reducer: Reducer, rng: np.random.Generator, steps: int = STEPS) -> "Plan":
+    def drawn(reducer: Reducer, rng: np.random.Generator, steps: int = STEPS, large: bool = False) -> "Plan":
         """All by chance."""
-        largest = int(rng.choice([4, 20, 60]))
-        count = int(rng.integers(1, len(TENSORS) + 1))
-        sides = rng.integers(1, largest + 1, (count, 2))
-        shapes = {
-            name: tuple(map(int, s[: 1 + (i % 2 == 0)]))
-            for i, (name, s) in enumerate(zip(TENSORS, sides, strict=False))
-        }
+        steps = min(steps, LARGE_STEPS) if large else steps
+        shapes = _large_shapes(rng) if large else _shapes(rng)
         size = int(rng.integers(1, 5))
         restarts = {0: [list(shapes)]}
         for step in range(1, steps):
             if rng.random() < 0.1:
-                restarts[step] = _cut([str(name) for name in rng.permutation(list(shapes))], rng)
-        poison = {step: int(rng.integers(size)) for step in range(steps) if rng.random() < 0.08}
-        return Plan(reducer, size, shapes, steps, int(rng.integers(2**31)), restarts, poison)
+                restarts[step] = _buckets([str(name) for name in rng.permutation(list(shapes))], rng)
+        nonfinite = {step: int(rng.integers(size)) for step in range(steps) if rng.random() < 0.08}
+        return Plan(reducer, size, shapes, steps, int(rng.integers(2**31)), restarts, nonfinite)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has a bucket of the size of real ones."""
+        return sum(map(math.prod, self.shapes.values())) >= LARGE
+
+    def learning_rate(self, step: int) -> float:
+        """It drops now and then."""
+        return 0.1 * 0.5 ** (step // 5)
 
     def gradient(self, rank: int, step: int) -> dict[str, Tensor]:
-        """Of one worker in one step, by tensor, poisoned where it shall be."""
+        """Of one worker in one step, by tensor, with a NaN or an infinity where it shall be."""
         rng = np.random.default_rng([self.seed, rank, step])
         scale = 10.0 ** rng.uniform(-3, 0)
-        whole = {
-            n: torch.from_numpy(rng.laplace(scale=scale, size=s).astype(np.float32)) for n, s in self.shapes.items()
-        }
-        if self.poison.get(step) == rank:
+        whole = {n: _laplace(rng, scale, s) for n, s in self.shapes.items()}
+        if self.nonfinite.get(step) == rank:
             tensor = whole[str(rng.choice(list(whole)))].view(-1)
             tensor[rng.integers(tensor.numel())] = float(rng.choice([np.nan, np.inf, -np.inf]))
         return whole
 
 
-def _cut(names: list[str], rng: np.random.Generator) -> list[list[str]]:
+def _shapes(rng: np.random.Generator) -> dict[str, tuple[int, ...]]:
+    largest = int(rng.choice([4, 20, 60]))
+    sides = rng.integers(1, largest + 1, (int(rng.integers(1, len(TENSORS) + 1)), 2))
+    return {
+        name: tuple(map(int, s[: 1 + (i % 2 == 0)])) for i, (name, s) in enumerate(zip(TENSORS, sides, strict=False))
+    }
+
+
+def _large_shapes(rng: np.random.Generator) -> dict[str, tuple[int, ...]]:
+    """Two matrices and a bias, together a little more than LARGE; the whole begins in one bucket."""
+    rows = int(rng.integers(700, 1300))
+    shapes = {"a.weight": (rows, 800), "a.bias": (int(rng.integers(1, 900)),)}
+    missing = LARGE - sum(map(math.prod, shapes.values()))
+    return {**shapes, "b.weight": (-(-missing // 512) + 1, 512)} if missing > 0 else shapes
+
+
+def _laplace(rng: np.random.Generator, scale: float, shape: tuple[int, ...]) -> Tensor:
+    signs = rng.integers(0, 2, shape, dtype=np.int8) * 2 - 1  # this and the next are faster than rng.laplace
+    return torch.from_numpy(rng.standard_exponential(shape, dtype=np.float32) * signs * np.float32(scale))
+
+
+def _buckets(names: list[str], rng: np.random.Generator) -> list[list[str]]:
     """Names in one or more buckets."""
     ends = sorted({len(names), *map(int, rng.integers(1, len(names) + 1, rng.integers(0, 3)))})
     return [names[a:b] for a, b in zip([0, *ends], ends, strict=False)]
@@ -130,7 +198,7 @@ def _cut(names: list[str], rng: np.random.Generator) -> list[list[str]]:
 class _Part:
     """One bucket of a worker, with its state."""
 
-    bucket: Bucket
+    layout: Layout
     state: State
 
 
@@ -140,67 +208,73 @@ class _Worker:
     def __init__(self, plan: Plan, comm: Comm):
         self.plan, self.comm = plan, comm
         self.parts: list[_Part] = []
-        zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in plan.shapes.items()}
+        zeros = {name: torch.zeros(math.prod(shape), dtype=torch.float64) for name, shape in plan.shapes.items()}
         self.given, self.sent = zeros, {name: z.clone() for name, z in zeros.items()}
         self.largest = 0.0
         self.digests: list[int] = []
 
-    def restart(self, cut: list[list[str]]) -> None:
+    def restart(self, buckets: list[list[str]]) -> None:
         """All states saved, and loaded into fresh ones of other buckets."""
         pieces: dict[str, State] = {}
         for part in self.parts:
-            pieces |= {name: states.copy(piece) for name, piece in states.cut(part.state, part.bucket).items()}
+            pieces |= {name: states.copy(piece) for name, piece in states.split(part.state, part.layout).items()}
         self.parts = []
-        for names in cut:
-            bucket = Bucket(tuple(names), tuple(self.plan.shapes[name] for name in names), seed=self.plan.seed)
-            state = self.plan.reducer.init(bucket, self.comm)
-            states.paste(pieces, state, bucket)
-            self.parts.append(_Part(bucket, state))
+        for names in buckets:
+            layout = Layout(tuple(names), tuple(self.plan.shapes[name] for name in names), seed=self.plan.seed)
+            state = self.plan.reducer.init(layout, self.comm)
+            states.merge(pieces, state, layout)
+            self.parts.append(_Part(layout, state))
 
-    def step(self, step: int) -> None:
-        """One gradient: reduced in all buckets, then kept in all or in none."""
-        gradient, finite = self.plan.gradient(self.comm.rank, step), True
-        means: dict[str, tuple[Tensor, Tensor]] = {}
-        before = self._held() if step in self.plan.poison else {}
+    def step(self, number: int) -> None:
+        """One gradient: reduced in all buckets, then committed in all or rolled back in all."""
+        gradient = self.plan.gradient(self.comm.rank, number)
+        before = [states.copy(part.state) for part in self.parts] if number in self.plan.nonfinite else []
+        reduced = [self._reduce(part, gradient, number) for part in self.parts]
+        finite = all(bool(out.isfinite().all()) for _, _, out in reduced)
+        expected = number not in self.plan.nonfinite
+        assert finite == expected, f"step {number}: finite is {finite}, non-finite are {self.plan.nonfinite}"
         for part in self.parts:
-            x = torch.cat([gradient[name].reshape(-1) for name in part.bucket.names])
-            part.bucket.step, part.bucket.lr, part.bucket.squares = step, 0.1, squares(x)
-            out = torch.empty_like(x)
-            rest = x
-            self.plan.reducer.reduce(part.bucket, rest, out, part.state, self.comm)
-            finite = finite and bool(out.isfinite().all())
-            pieces = zip(out.split(part.bucket.sizes), rest.split(part.bucket.sizes), strict=True)
-            means |= dict(zip(part.bucket.names, pieces, strict=True))
-            self.digests.append(hash(out.numpy().tobytes()))
-        assert finite == (step not in self.plan.poison), f"step {step}: finite is {finite}, poison {self.plan.poison}"
-        for part in self.parts:
-            states.settle(part.state, keep=finite)
+            (states.commit if finite else states.roll_back)(part.state)
         if finite:
-            self._count(gradient, means)
+            for part, (given, rest, out) in zip(self.parts, reduced, strict=True):
+                self._count(part, given, rest, out)
         else:
-            after = self._held()
-            assert all(torch.equal(before[name], after[name]) for name in before), f"step {step} changed a memory"
+            after = [states.copy(part.state) for part in self.parts]
+            assert same_states(before, after), f"step {number} changed a state, and was rolled back"
 
-    def _count(self, gradient: dict[str, Tensor], means: dict[str, tuple[Tensor, Tensor]]) -> None:
-        for name, (mean, rest) in means.items():
-            shape = self.plan.shapes[name]
-            self.given[name] += gradient[name].double() - rest.view(shape).double()  # a rest is the caller's own
-            self.sent[name] += mean.view(shape).double()
-            self.largest = max(self.largest, float(gradient[name].abs().max()), float(mean.abs().max()))
+    def _reduce(self, part: _Part, gradient: dict[str, Tensor], number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What one bucket adds to the account, what is left of it, and the mean."""
+        reducer, layout = self.plan.reducer, part.layout
+        x = torch.cat([gradient[name].reshape(-1) for name in layout.names])
+        step = Step(layout, number, self.plan.learning_rate(number), squares(x))
+        given, out = contribution(reducer, layout, part.state, x.clone(), self.comm.size), torch.empty_like(x)
+        finish(reducer.start(step, x, out, part.state, self.comm), out)
+        self.digests.append(hash(out.numpy().tobytes()))
+        return given, x, out
 
-    def _held(self) -> dict[str, Tensor]:
-        """What a flush would send, by tensor."""
-        found: dict[str, Tensor] = {}
-        for part in self.parts:
-            flat = held(self.plan.reducer, part.state, part.bucket)
-            found |= dict(zip(part.bucket.names, flat.split(part.bucket.sizes), strict=True))
-        return found
+    def _count(self, part: _Part, given: Tensor, rest: Tensor, out: Tensor) -> None:
+        layout = part.layout
+        residual = self.plan.reducer.residual(layout, part.state)
+        seen = [given, out] if residual is None else [given, out, residual]
+        self.largest = max(self.largest, *(float(t.abs().max()) for t in seen))
+        vectors = (v.split(layout.sizes) for v in (given.double() - rest.double(), out.double()))
+        for name, left, mean in zip(layout.names, *vectors, strict=True):  # a rest is the caller's own
+            self.given[name] += left
+            self.sent[name] += mean
 
     def end(self) -> "Outcome":
         """What is compared with the others."""
-        late = self._held()
-        rest = {n: self.given[n] - late[n].view(s).double() for n, s in self.plan.shapes.items()}
-        return Outcome(self.digests, rest, self.sent, self.largest)
+        late: dict[str, Tensor] = {}
+        for part in self.parts:
+            residual = held(self.plan.reducer, part.state, part.layout)
+            late |= dict(zip(part.layout.names, residual.split(part.layout.sizes), strict=True))
+        left = {name: self.given[name] - late[name].double() for name in self.plan.shapes}
+        return Outcome(self.digests, left, self.sent, self.largest)
+
+
+def same_states(one: list[State], other: list[State]) -> bool:
+    """Whether the states of several buckets hold the same."""
+    return all(same(a, b) for a, b in zip(one, other, strict=True))
 
 
 @dataclass
@@ -208,7 +282,7 @@ class Outcome:
     """One worker's end of an episode."""
 
     digests: list[int]
-    left: dict[str, Tensor]  # gradients minus what is still remembered: what must have been sent
+    left: dict[str, Tensor]  # what was given minus the residual: what must have been sent
     sent: dict[str, Tensor]
     largest: float
 
@@ -231,11 +305,10 @@ def episode(plan: Plan) -> float:
 
 
 def conservation(plan: Plan, outcomes: list[Outcome]) -> float:
-    """|sum of means - mean of (gradients - memory)| in units of what rounding explains; asserted to be at most 1."""
-    if not plan.reducer.conserves:
-        return 0.0
-    allowed = plan.steps * (2.0**-24 * plan.size * max(o.largest for o in outcomes) + plan.size * 2.0**-148)
-    worst = 0.0
+    """|sum of means - mean of (given - residual)| in units of what rounding and ``loses`` explain; at most 1."""
+    largest = max(o.largest for o in outcomes)
+    each = largest * (2.0**-24 * plan.size + plan.reducer.loses(plan.size)) + plan.size * 2.0**-148
+    allowed, worst = plan.steps * each, 0.0
     for name in plan.shapes:
         want = torch.stack([o.left[name] for o in outcomes]).mean(0)
         worst = max(worst, float((outcomes[0].sent[name] - want).abs().max()) / allowed)
@@ -246,20 +319,20 @@ def conservation(plan: Plan, outcomes: list[Outcome]) -> float:
 # ---- one episode in real processes ----------------------------------------------------------------
 
 
-def _serve(rank: int, size: int, store: str, spec: str, seed: int, steps: int, pipe: Any) -> None:
-    """A process of an episode under real DDP: attach, train, save, begin anew with another cut, train."""
+def _serve(rank: int, size: int, store: str, spec: str, seed: int, steps: int, large: bool, pipe: Any) -> None:
+    """A process of an episode under real DDP: attach, train, save, begin anew with other buckets, train."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
-        pipe.send((True, _train(rank, spec, seed, steps)))
+        pipe.send((True, _train(rank, spec, seed, steps, large)))
     except BaseException as error:
         pipe.send((False, f"{type(error).__name__}: {error}"))
     dist.destroy_process_group()
 
 
-def _train(rank: int, spec: str, seed: int, steps: int) -> list[str]:
+def _train(rank: int, spec: str, seed: int, steps: int, large: bool) -> list[str]:
     """Digests of the weights after every step."""
     from hashlib import sha256
 
@@ -269,17 +342,18 @@ def _train(rank: int, spec: str, seed: int, steps: int) -> list[str]:
     from tersegrad.hosts.ddp import attach
 
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 5))
+    width, caps = (1030, (25.0, 4.5)) if large else (50, (0.01, 0.004))  # floats of a layer, MB of a bucket
+    net = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     digests, saved, generator = [], None, torch.Generator().manual_seed(1000 * seed + rank)
-    for part in range(2):  # the second is a restart
-        model = DistributedDataParallel(net, bucket_cap_mb=0.004 if part else 0.01)
+    for cap in caps:  # the second is a restart
+        model = DistributedDataParallel(net, bucket_cap_mb=cap)
         handle = attach(model, spec, optimizer=optimizer, nonfinite="skip", check_replicas=7)
         if saved is not None:
             handle.load_state_dict(saved)
         for step in range(steps // 2):
             x = torch.randn(8, 20, generator=generator)
-            if step == 3 and rank == 0:
+            if step == NAN_STEP and rank == 0:
                 x[0, 0] = float("nan")
             optimizer.zero_grad()
             model(x).square().mean().backward()
@@ -293,14 +367,14 @@ def _train(rank: int, spec: str, seed: int, steps: int) -> list[str]:
     return digests
 
 
-def in_processes(spec: str, size: int, seed: int, steps: int) -> None:
+def in_processes(spec: str, size: int, seed: int, steps: int, large: bool = False) -> None:
     """An episode of a model under DDP in real gloo processes; all must hold the same weights after every step."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            args = (rank, size, os.path.join(folder, "store"), spec, seed, steps, theirs)
+            args = (rank, size, os.path.join(folder, "store"), spec, seed, steps, large, theirs)
             process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             pipes.append(ours)
@@ -317,42 +391,70 @@ def in_processes(spec: str, size: int, seed: int, steps: int) -> None:
 
 
 def soak(steps: int, seed: int, processes: bool = True, say: Callable[[str], None] = lambda text: None) -> Tally:
-    """Episodes until so many steps are done; raises AssertionError at the first that fails, with how to repeat it."""
+    """Episodes until so many steps are done; raises AssertionError at the first that fails, with how to repeat it.
+
+    Args:
+        steps: Of all episodes together.
+        seed: Everything follows from it.
+        processes: Whether some episodes run in real processes.
+        say: Is given a line an episode.
+
+    Returns:
+        What has been run.
+    """
     rng, tally, everything = np.random.default_rng(seed), Tally(), methods()
-    plain = [reducer for reducer in everything if not any(isinstance(p, Reducer) and p.squares for p in reducer.walk())]
     tracemalloc.start()
     while tally.steps < steps:
         tally.episodes += 1
         real = processes and tally.episodes % IN_PROCESSES == 0
-        pool = plain if real else everything
-        reducer = pool[rng.integers(len(pool))]
-        plan = Plan.drawn(reducer, rng, min(STEPS, steps - tally.steps))
+        plan = _draw(everything, rng, tally.episodes, min(STEPS, steps - tally.steps), real)
         try:
-            if real:
-                in_processes(repr(reducer), plan.size, plan.seed, plan.steps)
-            else:
-                tally.worst = max(tally.worst, episode(plan))
+            _run(plan, real, tally)
         except Exception as error:
             error.add_note(f"episode {tally.episodes} of seed {seed}: {'in processes, ' if real else ''}{plan}")
             raise
         _count(tally, plan, real)
-        say(f"{tally.steps:7} steps, {tally.resident[-1] >> 20} MiB resident: {reducer!r} on {plan.size}")
+        say(f"{tally.steps:7} steps, {tally.resident[-1] >> 20} MiB resident: {plan.reducer!r} on {plan.size}")
     tracemalloc.stop()
     _assert_no_growth(tally)
     return tally
+
+
+def _draw(everything: list[Reducer], rng: np.random.Generator, episode: int, steps: int, real: bool) -> Plan:
+    """The model of real processes gives no squares of single samples."""
+    pool = [r for r in everything if needs_of(r).squares is None] if real else everything
+    reducer = with_phases(pool[rng.integers(len(pool))], rng)
+    large = episode // IN_PROCESSES % 2 == 0 if real else episode % WITH_LARGE == 2
+    return Plan.drawn(reducer, rng, steps, large)
+
+
+def _run(plan: Plan, real: bool, tally: Tally) -> None:
+    if real:
+        in_processes(repr(plan.reducer), plan.size, plan.seed, max(plan.steps, 2 * NAN_STEP + 2), plan.is_large)
+    else:
+        tally.worst = max(tally.worst, episode(plan))
 
 
 def _count(tally: Tally, plan: Plan, real: bool) -> None:
     tally.steps += plan.steps
     tally.process_steps += plan.steps if real else 0
     tally.restarts += 1 if real else len(plan.restarts) - 1
-    tally.poisoned += 2 if real else len(plan.poison)
+    tally.large_steps += plan.steps if plan.is_large else 0
+    tally.nonfinite += 2 if real else len(plan.nonfinite)
     tally.methods[type(plan.reducer).__name__] += plan.steps
     tally.sizes[plan.size] += plan.steps
     gc.collect()
+    _give_back_memory()
     tally.traced.append(tracemalloc.get_traced_memory()[0])
     with open("/proc/self/statm") as file:
         tally.resident.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _give_back_memory() -> None:
+    """Freed memory goes back to the system, where the C library can be asked to: it would count as resident."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def growth(samples: list[int]) -> int:
@@ -380,10 +482,11 @@ def main(arguments: list[str] | None = None) -> int:
     tally = soak(options.steps, options.seed, not options.threads_only, say)
     print(f"seed {options.seed}: {tally.steps} steps in {tally.episodes} episodes, nothing found")
     print(f"  in real processes   {tally.process_steps} steps")
+    print(f"  in large buckets    {tally.large_steps} steps")
     print(f"  by workers          {', '.join(f'{n}: {c}' for n, c in sorted(tally.sizes.items()))}")
     print(f"  restarts            {tally.restarts}")
-    print(f"  steps with NaN/Inf  {tally.poisoned}")
-    print(f"  conservation        worst error {tally.worst:.4f} of what rounding explains")
+    print(f"  steps with NaN/Inf  {tally.nonfinite}")
+    print(f"  conservation        worst error {tally.worst:.4f} of what rounding and stated losses explain")
     resident, traced = growth(tally.resident) / 2**20, growth(tally.traced) / 2**20
     print(f"  memory growth       resident {resident:+.1f} MiB, traced by Python {traced:+.2f} MiB, after warm-up")
     print(f"  methods             {', '.join(f'{n}: {c}' for n, c in tally.methods.most_common())}")

@@ -148,18 +148,22 @@ def _is_done(config: Config) -> bool:
     if not is_finished(Path(config.file)):
         return False
     start = read_events(Path(config.file))[0]
-    shared = ("workload", "workers", "network", "bandwidth", "latency", "learning_rate")
-    asked = {key: getattr(config, key) for key in shared}
-    for key in ("steps", "batch"):
-        if getattr(config, key) is not None:
-            asked[key] = getattr(config, key)
-    for key, value in asked.items():
-        if start.get(key) != value:
+    for key, value in _asked(config).items():
+        recorded = start.get("limit_seconds" if key == "seconds" else key)
+        if recorded != value:
             raise ValueError(
-                f"{config.file} is a finished run of {config.spec} with {key} {start.get(key)!r}, and this one asks "
-                f"for {value!r}. Use another --out, or delete that file."
+                f"{config.file} is a finished run of {config.spec} with {key} {recorded!r}, and this one asks for "
+                f"{value!r}. Use another --out, or delete that file."
             )
     return True
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """What the record of a run says if it is this one."""
+    shared = ("workload", "workers", "network", "bandwidth", "latency", "learning_rate", "seconds")
+    given = [key for key in ("steps", "batch") if getattr(config, key) is not None]  # else the workload's own
+    asked = {key: getattr(config, key) for key in (*shared, *given)}
+    return {**asked, "epochs": config.planned_epochs, "expression": Method(config.spec).expression}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

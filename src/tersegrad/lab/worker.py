@@ -60,6 +60,11 @@ class Config:
     kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
 
     @property
+    def planned_epochs(self) -> int | None:
+        """Passes over the data, at most; None where the number of steps says how long."""
+        return None if self.steps else self.epochs or workloads.find(self.workload).epochs
+
+    @property
     def link(self) -> Throttled | None:
         """The emulated part of the link: all of it, or the latency that the kernel cannot make."""
         if self.network == "throttled":
@@ -117,7 +122,7 @@ class Trainer:
         self.optimizer = self.workload.optimizer(self.model)
         self.handle: Handle | None = method.install(self.model, self.optimizer, config.link, config.timeout)
         self.epoch_steps = self.workload.steps(self.data, self.size)
-        self.planned = config.steps or (config.epochs or self.workload.epochs) * self.epoch_steps
+        self.planned = config.steps or (config.planned_epochs or 0) * self.epoch_steps
         self.schedule = self.workload.schedule(self.optimizer, self.planned)
         self.log_every = max(1, min(10, self.planned // 20))
         self.began, self.paused, self.done = 0.0, 0.0, 0
@@ -227,6 +232,7 @@ class Trainer:
             "parameters": self.parameters,
             "batch": self.workload.batch,
             "steps": self.planned,
+            "epochs": self.config.planned_epochs,
             "limit_seconds": self.config.seconds,
             "compute_ms": self.compute_ms,
             "command": self.config.command,
