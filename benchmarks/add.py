@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.kernels import cpu, reference
 from tersegrad.kernels.cpu.add import stream_scaled
-from tersegrad.kernels.cpu.add_select import add_top_k_streamed
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
+from tersegrad.kernels.cpu.topk_of_sum import add_top_k_streamed
+from tersegrad.kernels.ops import top_k_capacity
 
 LENGTHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 6_553_600, 25_000_000)  # 6.5 M is DDP's bucket of 25 MB
 RATIO = 0.01
@@ -27,7 +28,7 @@ def contestants(numel: int) -> dict[str, Callable[[], object]]:
     a, b = (torch.randn(numel, generator=generator) for _ in range(2))
     total, k = torch.empty(numel), max(1, round(RATIO * numel))
     chosen = torch.empty(k, dtype=torch.int32)
-    candidates = torch.empty(cpu.top_k_capacity(numel, k), dtype=torch.int32)
+    candidates = torch.empty(top_k_capacity(numel, k), dtype=torch.int32)
 
     def in_two(add: Callable[..., None]) -> Callable[[], object]:
         return lambda: (add(a, b, 1.0, total), cpu.top_k(total, k, chosen, candidates))

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from tersegrad.comm.throttled import Throttled
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.lab.network import Network
 from tersegrad.lab.train import Plan, open_network
 from tersegrad.lab.worker import Config
-from tersegrad.comm.metered import Throttled
 
 SKIP = 1  # first step of a block, in which caches still hold another model
 MAIN = ("forward", "backward", "update")  # parts of a step on the thread that trains

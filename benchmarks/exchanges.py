@@ -18,11 +18,11 @@ import torch
 
 import workers
 from tersegrad import Metered, Throttled
-from tersegrad.core import state as states
-from tersegrad.core import Bucket, Comm
-from tersegrad.specs.parse import parse_reducer
 from tersegrad.cli.timing import Times, environment, write_rows
 from tersegrad.comm.units import show_bytes
+from tersegrad.core import Comm, Layout, Step, reduce
+from tersegrad.core import state as states
+from tersegrad.specs import parse_reducer
 
 SPECS = (
     "Dense()",
@@ -44,10 +44,10 @@ SPECS = (
 class Contestant:
     """One reducer of one worker, with its own meter on the link that all of them share."""
 
-    def __init__(self, text: str, bucket: Bucket, comm: Comm, link: Throttled):
-        self.reducer, self.bucket, self.comm = parse_reducer(text), bucket, comm
+    def __init__(self, text: str, layout: Layout, comm: Comm, link: Throttled):
+        self.reducer, self.now, self.comm = parse_reducer(text), Step(layout), comm
         self.link = link
-        self.state = self.reducer.init(bucket, comm)
+        self.state = self.reducer.init(layout, comm)
         self.ms: list[float] = []
         self.waiting: list[float] = []
         self.sent = 0
@@ -57,9 +57,9 @@ class Contestant:
         meter = Metered(self.link(self.comm))
         self.comm.all_reduce(torch.zeros(1))  # all begin together
         began = time.perf_counter()
-        self.reducer.reduce(self.bucket, x, x, self.state, meter)
+        reduce(self.reducer, self.now, x, x, self.state, meter)
         self.ms.append(1e3 * (time.perf_counter() - began))
-        states.settle(self.state, keep=True)
+        states.commit(self.state)
         self.waiting.append(1e3 * meter.total.seconds)
         self.sent = meter.total.sent
 
@@ -69,9 +69,9 @@ def run(size: int, numel: int, link: Throttled, rounds: int) -> dict[str, Contes
     rows = numel // 1000
 
     def work(comm: Comm) -> dict[str, Contestant]:
-        bucket = Bucket(("weight",), ((rows, 1000),))
-        gradient = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(comm.rank))
-        contestants = {text: Contestant(text, bucket, comm, link) for text in SPECS}
+        layout = Layout(("weight",), ((rows, 1000),))
+        gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(comm.rank))
+        contestants = {text: Contestant(text, layout, comm, link) for text in SPECS}
         for _ in range(rounds + 2):
             for contestant in contestants.values():
                 contestant.step(gradient)

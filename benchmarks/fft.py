@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from tersegrad import FFT
-from tersegrad.core import state as states
-from tersegrad.codecs import fourier
-from tersegrad.core import Bucket
-from tersegrad.kernels.cpu import fold, top_k, top_k_capacity
 from tersegrad.cli.timing import Times, environment, interleave, write_rows
+from tersegrad.compressors.fft import fourier
+from tersegrad.core import Layout, accumulate, subtract
+from tersegrad.core import state as states
+from tersegrad.kernels.cpu import fold, top_k
+from tersegrad.kernels.ops import top_k_capacity
 
 BLOCK = fourier.BLOCK
-SETTLE = 3  # encodings before the clock starts: the value codec chooses its mantissa in the first
+WARMUP = 3  # encodings before the clock starts: the value codec chooses its mantissa in the first
 
 
 class Encode:
@@ -29,23 +30,23 @@ class Encode:
 
     def __init__(self, compressor: FFT, x: Tensor, shape: tuple[int, ...]):
         self.compressor, self.x, self.rest = compressor, x, torch.empty_like(x)
-        self.state = compressor.init(Bucket(("x",), (shape,)), 0)
-        for _ in range(SETTLE):
+        self.state = compressor.init(Layout(("x",), (shape,)), 0)
+        for _ in range(WARMUP):
             self.encode()
-        self.acc = torch.zeros(compressor.accumulator_numel(x.numel()))
+        self.acc = torch.zeros(compressor.domain(x.numel()))
 
     def encode(self) -> None:
         self.payload = self.compressor.encode(self.x, self.state)
-        states.settle(self.state, keep=True)
+        states.commit(self.state)
 
     def accumulate(self) -> None:
-        self.compressor.accumulate(self.payload, self.acc, 0.25)
+        accumulate(self.compressor, self.payload, self.acc, 0.25)
 
-    def finish(self) -> None:
-        self.compressor.finish(self.acc, self.rest, self.state)
+    def inverse(self) -> None:
+        self.compressor.inverse(self.acc, self.rest, self.state)
 
-    def remove(self) -> None:
-        self.compressor.remove(self.payload, self.rest, self.state)
+    def subtract(self) -> None:
+        subtract(self.compressor, self.payload, self.rest, self.state)
 
 
 def selection(half: Tensor, k: int) -> Callable[[], object]:
@@ -69,8 +70,8 @@ def contestants(x: Tensor, length: int, theta: float) -> dict[str, Callable[[], 
     copy, k = torch.empty_like(x), round((1 - theta) * x.numel() / 2)
 
     def in_blocks() -> None:
-        for some, room in zip(pieces.split(rows), half.split(rows), strict=True):
-            torch.fft.rfft(some, norm="ortho", out=room)
+        for some, into in zip(pieces.split(rows), half.split(rows), strict=True):
+            torch.fft.rfft(some, norm="ortho", out=into)
 
     exact, fitted = (Encode(FFT(theta, select=s), x, tuple(pieces.shape)) for s in ("topk", "sidco"))
     return {
@@ -80,8 +81,8 @@ def contestants(x: Tensor, length: int, theta: float) -> dict[str, Callable[[], 
         "encode": exact.encode,
         "encode, sidco": fitted.encode,
         "accumulate": exact.accumulate,
-        "finish": exact.finish,
-        "remove": exact.remove,
+        "inverse": exact.inverse,
+        "subtract": exact.subtract,
         "selection": selection(half, k),
         "abs + torch.topk": lambda: torch.topk(half.abs().view(-1), k),
     }
@@ -89,7 +90,7 @@ def contestants(x: Tensor, length: int, theta: float) -> dict[str, Callable[[], 
 
 def notes(times: dict[str, Times]) -> dict[str, str]:
     rfft, blocks = times["rfft"].median, times["rfft in blocks"].median
-    shares = {name: times[name].median for name in ("encode", "encode, sidco", "finish", "remove")}
+    shares = {name: times[name].median for name in ("encode", "encode, sidco", "inverse", "subtract")}
     said = {name: f"{ms / rfft:.2f}x rfft, {ms / blocks:.2f}x rfft in blocks" for name, ms in shares.items()}
     said["selection"] = f"{times['abs + torch.topk'].median / times['selection'].median:.1f}x faster than abs + topk"
     return said

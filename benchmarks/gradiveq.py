@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 4 benchmarks/gradiveq.py --link [--json FILE]
 
 Coding: 25 million floats in slices of 512, 64 coefficients each, one thread; then eleven layers of 512 x 512 x 3 x 3,
-where the slices have to be cut out of the gradient and put back. Fit: one layer of 256 x 256 x 3 x 3, 100 samples.
+where the slices have to be taken out of the gradient and put back. Fit: one layer of 256 x 256 x 3 x 3, 100 samples.
 Aggregation (``--link``): four processes over an emulated link of 100 Mbit/s, random bases with K/d = 8 put in place,
 against a plain all-reduce, in turns; the time of one step on rank 0, and where it went. Four workers share this
 machine's cores, so the CPU time of one worker alone, as on a machine of its own, is measured too.
@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 import workers
-from tersegrad.comm.torch import threads
-from tersegrad.core import state as states
-from tersegrad.reducers.gradiveq.subspace import Subspace
+from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.comm import threads
+from tersegrad.comm.metered import Metered
+from tersegrad.comm.throttled import Throttled
 from tersegrad.compressors import QSGD
-from tersegrad.core import Bucket, Comm, Reducer, State
+from tersegrad.core import Comm, Layout, Reducer, State, Step, reduce
+from tersegrad.core import state as states
 from tersegrad.lab.models import vgg16
 from tersegrad.reducers import Dense, GradiVeQ, TwoShot
-from tersegrad.comm.metered import Metered, Throttled
-from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.reducers.gradiveq.subspace import Subspace
 
 LINK = "100Mbit"
 WORKERS = 4
@@ -76,47 +77,47 @@ def coding_flat(numel: int) -> dict[str, Any]:
 def coding_layers(numel: int, order: str) -> dict[str, Any]:
     """Layers as DDP has them."""
     shape = (512, 512, 3, 3)
-    cut = GradiVeQ(slice_size=512, order=order).slicing(shape)
+    split = GradiVeQ(slice_size=512, order=order).slicing(shape)
     layers = torch.randn(round(numel / (512 * 512 * 9)), 512 * 512 * 9)
-    space = Subspace.around(torch.randn(cut.count, cut.length), orthonormal(512, 64))
-    room, c = torch.empty(layers.shape[1]), torch.empty(len(layers), space.size)
+    space = Subspace.around(torch.randn(split.count, split.length), orthonormal(512, 64))
+    buffer, c = torch.empty(layers.shape[1]), torch.empty(len(layers), space.size)
     rows = layers.view(-1, 512)
     product = torch.empty(len(rows), 64)
 
     def encode() -> None:
         for layer, coefficients in zip(layers, c, strict=True):
-            space.encode(cut.cut(layer, room), coefficients)
+            space.encode(split.split(layer, buffer), coefficients)
 
     def decode() -> None:
         for layer, coefficients in zip(layers, c, strict=True):
-            space.decode(coefficients, room)
-            cut.join(room, space.mean, layer)
+            space.decode(coefficients, buffer)
+            split.join(buffer, space.mean, layer)
 
     return {
         "product X U": lambda: torch.mm(rows, space.basis[0], out=product),
         "encode layers": encode,
         "product c U^T": lambda: torch.mm(product, space.basis[0].T, out=rows),
         "decode layers": decode,
-        "cut layers": lambda: [cut.cut(layer, room) for layer in layers],
-        "join layers": lambda: [cut.join(room, space.mean, layer) for layer in layers],
+        "split layers": lambda: [split.split(layer, buffer) for layer in layers],
+        "join layers": lambda: [split.join(buffer, space.mean, layer) for layer in layers],
     }
 
 
 def fit_seconds(order: str, rank: int | None) -> dict[str, Any]:
     """One layer learns from gradients of this rank plus a little noise, or from noise alone; what its report says."""
     reducer = GradiVeQ(warmup=0, worst=None, order=order)
-    bucket = Bucket(("w",), ((256, 256, 3, 3),))
+    layout = Layout(("w",), ((256, 256, 3, 3),))
     generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(rank or 1, bucket.numel, generator=generator)
+    directions = torch.randn(rank or 1, layout.numel, generator=generator)
 
     def work(comm: Comm) -> dict[str, Any]:
-        memory = reducer.init(bucket, comm)
+        memory = reducer.init(layout, comm)
         for _ in range(reducer.learn):
-            x = torch.randn(bucket.numel, generator=generator)
+            x = torch.randn(layout.numel, generator=generator)
             if rank:
                 x.mul_(0.05).add_(torch.randn(rank, generator=generator) @ directions)
-            reducer.reduce(bucket, x, x, memory, comm)
-            states.settle(memory, keep=True)
+            reduce(reducer, Step(layout), x, x, memory, comm)
+            states.commit(memory)
         report: dict[str, Any] = memory["layers"]["layer w"]["report"]
         return report
 
@@ -124,42 +125,42 @@ def fit_seconds(order: str, rank: int | None) -> dict[str, Any]:
     return {"order": order, "rank": rank, **report}
 
 
-def resnet32() -> Bucket:
+def resnet32() -> Layout:
     """ResNet-32 for CIFAR-100: 31 convolutions, their norms, one linear layer."""
     widths = [(3, 16)] + [(16, 16)] * 10 + [(16, 32)] + [(32, 32)] * 9 + [(32, 64)] + [(64, 64)] * 9
     shapes: list[tuple[int, ...]] = []
     for depth, width in widths:
         shapes += [(width, depth, 3, 3), (width,), (width,)]
     shapes += [(100, 64), (100,)]
-    return Bucket(tuple(f"p{i}" for i in range(len(shapes))), tuple(shapes))
+    return Layout(tuple(f"p{i}" for i in range(len(shapes))), tuple(shapes))
 
 
-def vgg() -> Bucket:
+def vgg() -> Layout:
     named = list(vgg16().named_parameters())
-    return Bucket(tuple(name for name, _ in named), tuple(tuple(p.shape) for _, p in named))
+    return Layout(tuple(name for name, _ in named), tuple(tuple(p.shape) for _, p in named))
 
 
-def compressed_state(reducer: GradiVeQ, bucket: Bucket, comm: Comm) -> State:
+def compressed_state(reducer: GradiVeQ, layout: Layout, comm: Comm) -> State:
     """As after learning, with random bases of K / d = 8."""
-    state = reducer.init(bucket, comm)
-    shapes = dict(zip(bucket.names, bucket.shapes, strict=True))
+    state = reducer.init(layout, comm)
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
     for memory in state["layers"].values():
-        cut = reducer.slicing(shapes[memory["names"][0]])
-        assert cut is not None
-        mean = torch.zeros(cut.count, cut.length)
-        memory["fit"] = dict(vars(Subspace.around(mean, orthonormal(cut.length, max(1, cut.length // RATIO)))))
+        split = reducer.slicing(shapes[memory["names"][0]])
+        assert split is not None
+        mean = torch.zeros(split.count, split.length)
+        memory["fit"] = dict(vars(Subspace.around(mean, orthonormal(split.length, max(1, split.length // RATIO)))))
         memory["phase"] = "compress"
     return state
 
 
-def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
+def aggregation(layout: Layout, rounds: int) -> list[dict[str, Any]]:
     """All methods take turns; the times of rank 0, and of a worker that is alone and has no link."""
-    prepared = {name: _prepared(reducer, bucket) for name, reducer in METHODS.items()}
+    prepared = {name: _prepared(reducer, layout) for name, reducer in METHODS.items()}
 
     def work(comm: Comm) -> list[dict[str, Any]]:
         rows = []
-        own = {name: {**METHODS[name].init(bucket, comm), **states.copy(prepared[name])} for name in METHODS}
-        gradient = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(comm.rank))
+        own = {name: {**METHODS[name].init(layout, comm), **states.copy(prepared[name])} for name in METHODS}
+        gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(comm.rank))
         x = torch.empty_like(gradient)
         for turn in range(-1, rounds):
             for name, reducer in METHODS.items():
@@ -167,11 +168,11 @@ def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
                 x.copy_(gradient)
                 comm.all_reduce(torch.zeros(1))  # all start together
                 started, busy = time.perf_counter(), time.thread_time()
-                metered.begin(bucket.id)
-                reducer.reduce(bucket, x, x, own[name], metered)
+                metered.begin(layout.id)
+                reduce(reducer, Step(layout), x, x, own[name], metered)
                 metered.end()
                 ms, cpu_ms = 1e3 * (time.perf_counter() - started), 1e3 * (time.thread_time() - busy)
-                states.settle(own[name], keep=True)
+                states.commit(own[name])
                 if turn >= 0:
                     split = {f"{k}_ms": 1e3 * v for k, v in vars(metered.timing).items()}
                     what = {"method": name, "workers": comm.size, "round": turn, "sent": metered.total.sent}
@@ -181,17 +182,17 @@ def aggregation(bucket: Bucket, rounds: int) -> list[dict[str, Any]]:
     return workers.run(WORKERS, work) + workers.run(1, work)
 
 
-def _prepared(reducer: Reducer, bucket: Bucket) -> State:
+def _prepared(reducer: Reducer, layout: Layout) -> State:
     if not isinstance(reducer, GradiVeQ):
         return {}
-    return {"layers": threads.run(1, lambda comm: compressed_state(reducer, bucket, comm))[0]["layers"]}
+    return {"layers": threads.run(1, lambda comm: compressed_state(reducer, layout, comm))[0]["layers"]}
 
 
 def show_coding(title: str, contestants: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     times = interleave(contestants, rounds)
     print(f"\n{title}; one thread, ms, median [20 %, 80 %]")
     for name, ms in times.items():
-        product = "product X U" if name.startswith(("encode", "cut")) else "product c U^T"
+        product = "product X U" if name.startswith(("encode", "split")) else "product c U^T"
         note = "" if name.startswith("product") else f"{ms.median / times[product].median:.2f}x {product}"
         print(f"  {name:<16} {ms!s:>26}   {note}")
     return [
@@ -232,10 +233,10 @@ def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
 
 def link(rounds: int) -> list[dict[str, Any]]:
     rows = []
-    for title, bucket, times in (("ResNet-32", resnet32(), rounds), ("VGG-16", vgg(), min(rounds, 5))):
-        measured = aggregation(bucket, times)
-        show_aggregation(f"{title}, {bucket.numel} parameters", measured)
-        rows += [{"what": f"aggregation {title}", "numel": bucket.numel, **row} for row in measured]
+    for title, layout, times in (("ResNet-32", resnet32(), rounds), ("VGG-16", vgg(), min(rounds, 5))):
+        measured = aggregation(layout, times)
+        show_aggregation(f"{title}, {layout.numel} parameters", measured)
+        rows += [{"what": f"aggregation {title}", "numel": layout.numel, **row} for row in measured]
     return rows
 
 

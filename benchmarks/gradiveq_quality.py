@@ -1,4 +1,4 @@
-"""GradiVeQ on real gradients: what it sends and what it loses, over ways of cutting slices and shares of energy.
+"""GradiVeQ on real gradients: what it sends and what it loses, over ways of splitting layers and shares of energy.
 
     python benchmarks/gradients.py cifar-resnet20 --data DIR --steps $(seq 100 259) --out FILE.npz
     python benchmarks/gradiveq_quality.py FILE.npz
@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tersegrad.comm.torch import threads
-from tersegrad.core import state as states
-from tersegrad.core import Bucket, Comm
-from tersegrad.reducers import GradiVeQ
 from tersegrad.cli.timing import environment, write_rows
+from tersegrad.comm import threads
+from tersegrad.core import Comm, Layout, Step, reduce
+from tersegrad.core import state as states
+from tersegrad.reducers import GradiVeQ
 
 METHODS = [
     GradiVeQ(slice_size=4096, order="position", loss=0.01, samples=1, worst=None),  # the paper: first slice, not judged
@@ -28,18 +28,18 @@ METHODS = [
 ]
 
 
-def judge(reducer: GradiVeQ, bucket: Bucket, gradients: torch.Tensor) -> dict[str, float]:
+def judge(reducer: GradiVeQ, layout: Layout, gradients: torch.Tensor) -> dict[str, float]:
     """Elements sent for the convolutions, as a ratio, and their energy lost, over the steps after learning."""
     reducer = replace(reducer, warmup=0, drift=None, compress=len(gradients), tiny=0)
-    convolution = torch.cat([torch.full((n,), len(s) == 4) for n, s in zip(bucket.sizes, bucket.shapes, strict=True)])
+    convolution = torch.cat([torch.full((n,), len(s) == 4) for n, s in zip(layout.sizes, layout.shapes, strict=True)])
 
     def work(comm: Comm) -> dict[str, float]:
-        memory = reducer.init(bucket, comm)
+        memory = reducer.init(layout, comm)
         lost = energy = 0.0
         for step, g in enumerate(gradients):
             x = g.clone()
-            reducer.reduce(bucket, x, x, memory, comm)
-            states.settle(memory, keep=True)
+            reduce(reducer, Step(layout), x, x, memory, comm)
+            states.commit(memory)
             if all(m["phase"] != "learn" for m in memory["layers"].values()) and step >= reducer.learn:
                 lost += float((x - g)[convolution].double().square().sum())
                 energy += float(g[convolution].double().square().sum())
@@ -51,7 +51,7 @@ def judge(reducer: GradiVeQ, bucket: Bucket, gradients: torch.Tensor) -> dict[st
             "lost": lost / energy,
             "refused": len(layers) - len(coded),
             "layers": len(layers),
-            "basis_floats": sum(fit["basis"].numel() for fit in coded) / bucket.numel,
+            "basis_floats": sum(fit["basis"].numel() for fit in coded) / layout.numel,
             "fit_seconds": sum(m["report"]["fit_seconds"] for m in layers),
         }
 
@@ -67,12 +67,12 @@ def main() -> None:
     data = np.load(args.gradients)
     steps = sorted((key for key in data.files if key.startswith("step")), key=lambda key: int(key[4:]))
     shapes = tuple(tuple(ast.literal_eval(str(shape))) for shape in data["param_shapes"])
-    bucket = Bucket(tuple(map(str, data["param_names"])), shapes)
+    layout = Layout(tuple(map(str, data["param_names"])), shapes)
     gradients = torch.from_numpy(np.stack([data[step] for step in steps]))
-    print(f"{len(gradients)} gradients of {bucket.numel} elements")
+    print(f"{len(gradients)} gradients of {layout.numel} elements")
     rows = []
     for reducer in METHODS:
-        found = judge(reducer, bucket, gradients)
+        found = judge(reducer, layout, gradients)
         rows.append({"spec": repr(reducer), "gradients": args.gradients.name, **found, **environment()})
         print(
             f"  {reducer!r:<66} {found['ratio']:5.1f}x fewer, loses {found['lost']:.3f}, refused {found['refused']} of "

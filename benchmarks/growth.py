@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from tersegrad import Metered
-from tersegrad.comm.torch import threads
+from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.comm import threads
+from tersegrad.comm.units import show_bytes
+from tersegrad.core import Comm, Compressor, Layout, Payload, State, Step, Transformed, accumulate, reduce
 from tersegrad.core import state as states
-from tersegrad.core import Bucket, Comm, Compressor, Payload, State
 from tersegrad.lab import plots
 from tersegrad.plan import codecs
 from tersegrad.plan.cost import Link
-from tersegrad.specs.parse import parse, parse_reducer
-from tersegrad.cli.timing import environment, interleave, write_rows
-from tersegrad.comm.units import show_bytes
+from tersegrad.specs import parse, parse_reducer
 
 COMPRESSORS = ("BF16()", "QSGD(bits=4)", "TopK(0.01)", "SIDCo(0.01)", "FFT()")
 REDUCERS = (
@@ -79,13 +79,14 @@ def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
     payloads = {}
     for text in COMPRESSORS:
         compressor = parse(text)
-        state = compressor.init(Bucket.flat(numel), 0)
+        state = compressor.init(Layout.flat(numel), 0)
         encode = partial(_encode, compressor, x, state)
-        for _ in range(3):  # SIDCo's number of stages settles
-            payloads[text] = Payload(encode().body.clone(), numel)  # the next one is written over it
-        acc = compressor.accumulator(target, state)
+        for _ in range(3):  # SIDCo finds its number of stages
+            made = encode()
+            payloads[text] = Payload(made.body.clone(), numel, made.meta)  # the next one is written over it
+        acc = torch.zeros(compressor.domain(numel)) if isinstance(compressor, Transformed) else target
         work[f"encode {text}"] = encode
-        work[f"accumulate {text}"] = partial(compressor.accumulate, payloads[text], acc)
+        work[f"accumulate {text}"] = partial(accumulate, compressor, payloads[text], acc)
     times = interleave(work, rounds)
     print(f"\n{numel:,} floats: a copy takes {times[COPY]} ms")
     rows = []
@@ -100,19 +101,18 @@ def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
 
 def _encode(compressor: Compressor, x: Tensor, state: State) -> Payload:
     payload = compressor.encode(x, state)
-    states.settle(state, keep=True)
+    states.commit(state)
     return payload
 
 
 def predicted(text: str) -> dict[int, int]:
     """Bytes that leave one worker by the cost model, by number of workers."""
-    bucket = _matrix()
-    cost = codecs.measure(parse_reducer(text), bucket, gradient(EXCHANGED))
+    cost = codecs.measure(parse_reducer(text), _matrix(), gradient(EXCHANGED))
     return {n: codecs.split(cost, n, codecs.Network.of(Link())).sent for n in SCALE}
 
 
-def _matrix() -> Bucket:
-    return Bucket(("weight",), ((2048, EXCHANGED // 2048),))
+def _matrix() -> Layout:
+    return Layout(("weight",), ((2048, EXCHANGED // 2048),))
 
 
 def exchanging(size: int) -> list[dict[str, Any]]:
@@ -121,13 +121,11 @@ def exchanging(size: int) -> list[dict[str, Any]]:
     def work(comm: Comm) -> list[int]:
         x, sent = gradient(EXCHANGED, comm.rank), []
         for text in REDUCERS:
-            bucket = _matrix()
-            reducer, meter = parse_reducer(text), Metered(comm)
-            state = reducer.init(bucket, comm)
-            for _ in range(2):
-                reducer.reduce(bucket, x.clone(), torch.empty_like(x), state, meter)
-                states.settle(state, keep=True)
-                bucket.step += 1
+            layout, reducer, meter = _matrix(), parse_reducer(text), Metered(comm)
+            state = reducer.init(layout, comm)
+            for number in range(2):
+                reduce(reducer, Step(layout, number), x.clone(), torch.empty_like(x), state, meter)
+                states.commit(state)
             sent.append(meter.total.sent // 2)
         return sent
 

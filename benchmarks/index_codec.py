@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tersegrad.codecs import indices as codec
 from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.compressors import _indices as codec
 
 N = 25_000_000
 DENSITIES = (0.001, 0.01, 0.1)
@@ -27,9 +27,9 @@ def uniform(rng: np.random.Generator, density: float) -> NDArray[np.int64]:
 
 
 def clustered(rng: np.random.Generator, density: float) -> NDArray[np.int64]:
-    """Stretches of 1000 elements, a third of each chosen: as when few rows of a matrix matter."""
-    stretches = rng.random(N // 1000) < 3 * density
-    return np.flatnonzero(np.repeat(stretches, 1000) & (rng.random(N, dtype=np.float32) < 1 / 3))
+    """Slices of 1000 elements, a third of each chosen: as when few rows of a matrix matter."""
+    slices = rng.random(N // 1000) < 3 * density
+    return np.flatnonzero(np.repeat(slices, 1000) & (rng.random(N, dtype=np.float32) < 1 / 3))
 
 
 def adversarial(rng: np.random.Generator, density: float) -> NDArray[np.int64]:
@@ -49,13 +49,13 @@ class Case:
         self.count = self.indices.numel()
         self.buffer = torch.empty(codec.max_nbytes(self.count, N), dtype=torch.uint8)
         self.back = torch.empty_like(self.indices)
-        self.nbytes = 0
+        self.form = self.nbytes = 0
 
     def encode(self) -> None:
-        self.nbytes = codec.encode(self.indices, N, self.buffer)
+        self.form, self.nbytes = codec.encode(self.indices, N, self.buffer)
 
     def decode(self) -> None:
-        codec.decode(self.buffer[: self.nbytes], self.count, N, self.back)
+        codec.decode(self.form, self.buffer[: self.nbytes], self.count, N, self.back)
 
     def bits(self) -> tuple[float, float]:
         """Of an index: as coded, and n H(k / n) / k, its least cost if all supports of this size are equally likely."""

@@ -17,8 +17,8 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from tersegrad.lab.train import read_events
 from tersegrad.cli.timing import Times, environment, write_rows
+from tersegrad.lab.train import read_events
 
 BY_HAND = """
 import json, sys, time, torch, torch.distributed as dist

@@ -21,16 +21,16 @@ import torch.distributed as dist
 
 import contenders
 from contenders import Contender
+from tersegrad.cli.timing import environment, write_rows
 from tersegrad.comm.torch import TorchComm
 from tersegrad.core import Comm
 from tersegrad.plan import advice, probe
 from tersegrad.plan.advice import Setting
-from tersegrad.cli.timing import environment, write_rows
 
 # what Auto() chooses from, without topk4's beginning: contenders and predictions leave that out
 SPECS = ("none", "bf16", "topk4", "powersgd", "ErrorFeedback(TwoShot(TopK(ratio=0.03, values=RangeFloat(bits=4))))")
 AUTO = "Auto()"
-SETTLE = 6  # steps before the clock starts: DDP cuts its buckets anew in the first three
+WARMUP = 6  # steps before the clock starts: DDP makes new buckets in the first three
 DECIDE = 150  # of Auto: its trials end after 104 or 129
 
 
@@ -103,7 +103,7 @@ def work(about: dict[str, Any]) -> None:
         profile.save(Path(about["profile"]))
     racing = {spec: Contender(about, spec) for spec in (*about["specs"], AUTO)}
     for spec, contender in racing.items():
-        contender.run(DECIDE if spec == AUTO else SETTLE)
+        contender.run(DECIDE if spec == AUTO else WARMUP)
     times = contenders.take_turns(racing, about["rounds"], about["steps"], about["seconds"])
     if leader:
         Path(about["times"]).write_text(json.dumps(times))

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import state
+from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.compressors import BF16, QSGD, Blockwise, Natural, OneBit, ScaledSign, TernGrad
-from tersegrad.core import Bucket, Compressor
+from tersegrad.core import Compressor, Layout, accumulate, state
 from tersegrad.engine.roundtrip import decode
 from tersegrad.kernels import reference
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
 
 SPECS: tuple[Compressor, ...] = (
     ScaledSign(),
@@ -38,12 +37,11 @@ SPECS: tuple[Compressor, ...] = (
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Compressors use the reference kernels meanwhile."""
-    fast = kernels.on
-    kernels.on = lambda tensor: reference
+    backend = kernels.register("cpu", reference)
     try:
         yield
     finally:
-        kernels.on = fast
+        kernels.unregister(backend)
 
 
 class Contestant:
@@ -51,15 +49,15 @@ class Contestant:
 
     def __init__(self, spec: Compressor, x: Tensor, acc: Tensor):
         self.spec, self.x, self.acc = spec, x, acc
-        self.state = spec.init(Bucket.flat(x.numel()), 0)
+        self.state = spec.init(Layout.flat(x.numel()), 0)
         self.encode()
 
     def encode(self) -> None:
         self.payload = self.spec.encode(self.x, self.state)
-        state.settle(self.state, keep=True)
+        state.commit(self.state)
 
     def accumulate(self) -> None:
-        self.spec.accumulate(self.payload, self.acc, 0.25)
+        accumulate(self.spec, self.payload, self.acc, 0.25)
 
     def encode_plainly(self) -> None:
         with plain_torch():

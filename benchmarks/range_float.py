@@ -15,9 +15,10 @@ from torch import Tensor
 
 from quantisers import Contestant
 from tersegrad import kernels
+from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.compressors import BF16, QSGD, RangeFloat
 from tersegrad.core import Compressor
-from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.kernels.ops import packed_nbytes
 
 SPECS: tuple[Compressor, ...] = (
     RangeFloat(4),
@@ -34,7 +35,7 @@ SPECS: tuple[Compressor, ...] = (
 
 def contestants(x: Tensor) -> tuple[dict[str, Callable[[], object]], list[Contestant]]:
     acc, codes = torch.zeros_like(x), torch.empty(x.numel(), dtype=torch.uint8)
-    packed = torch.empty(kernels.on(x).packed_nbytes(x.numel(), 4), dtype=torch.uint8)
+    packed = torch.empty(packed_nbytes(x.numel(), 4), dtype=torch.uint8)
     codes.random_(16, generator=torch.Generator().manual_seed(1))
     work: dict[str, Callable[[], object]] = {
         "copy": lambda: acc.copy_(x),

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import SIDCo
-from tersegrad.core import state as states
-from tersegrad.codecs import indices as index_codec
-from tersegrad.core import Bucket
 from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.compressors import _indices as index_codec
+from tersegrad.core import Layout, accumulate, subtract
+from tersegrad.core import state as states
 
 
 class Plain:
@@ -46,27 +46,27 @@ class Ours:
     def __init__(self, g: Tensor, ratio: float):
         self.g, self.residual, self.total = g, torch.zeros_like(g), torch.empty_like(g)
         self.compressor = SIDCo(ratio, stages=3)
-        self.state = self.compressor.init(Bucket.flat(g.numel()), 0)
+        self.state = self.compressor.init(Layout.flat(g.numel()), 0)
         for _ in range(20):
             self.step()
-            states.settle(self.state, keep=True)
+            states.commit(self.state)
         self.chosen = self.compressor.select(g, self.state)
-        self.room = torch.empty(index_codec.max_nbytes(self.chosen.numel(), g.numel()), dtype=torch.uint8)
+        self.buffer = torch.empty(index_codec.max_nbytes(self.chosen.numel(), g.numel()), dtype=torch.uint8)
         self.back = torch.empty_like(self.chosen)
         self.acc = torch.zeros_like(g)
 
     def step(self) -> None:
         torch.add(self.residual, self.g, out=self.total)
         self.payload = self.compressor.encode(self.total, self.state)
-        self.compressor.remove(self.payload, self.total, self.state)
+        subtract(self.compressor, self.payload, self.total, self.state)
 
     def code_indices(self) -> None:
         n = self.g.numel()
-        used = index_codec.encode(self.chosen, n, self.room)
-        index_codec.decode(self.room[:used], self.chosen.numel(), n, self.back)
+        form, used = index_codec.encode(self.chosen, n, self.buffer)
+        index_codec.decode(form, self.buffer[:used], self.chosen.numel(), n, self.back)
 
     def accumulate(self) -> None:
-        self.compressor.accumulate(self.payload, self.acc, 0.25)
+        accumulate(self.compressor, self.payload, self.acc, 0.25)
 
 
 def main() -> None:

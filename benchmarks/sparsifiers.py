@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import state
-from tersegrad.compressors import GaussianK, RandomK, RedSync, SampledTopK, Threshold
-from tersegrad.core import Bucket, Compressor
 from tersegrad.cli.timing import Times, environment, interleave, write_rows
+from tersegrad.compressors import GaussianK, RandomK, RedSync, SampledTopK, Threshold
+from tersegrad.core import Compressor, Layout, state
 
 RATIOS = (0.01, 0.001)
 MOMENTUM = 0.9
@@ -116,12 +115,12 @@ METHODS: dict[str, tuple[Callable[[float], Compressor], Select]] = {
 
 
 def ours(compressor: Compressor, x: Tensor, found: list[int]) -> Work:
-    memory = compressor.init(Bucket.flat(x.numel()), 0)
+    memory = compressor.init(Layout.flat(x.numel()), 0)
 
     def encode() -> None:
         compressor.encode(x, memory)
-        state.settle(memory, keep=True)
-        found.append(memory["_sent"])
+        state.commit(memory)
+        found.append(sum(numbers["sent"] for numbers in state.reports(memory)))
 
     return encode
 

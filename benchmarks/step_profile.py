@@ -28,12 +28,12 @@ import torch.distributed as dist
 
 import contenders
 from contenders import MAIN, WORKER, Block, Contender, of
-from tersegrad.core import Bucket
+from tersegrad.cli.timing import environment, write_rows
+from tersegrad.core import Layout
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
 from tersegrad.plan import codecs, model
 from tersegrad.plan.cost import payloads_decoded
-from tersegrad.cli.timing import environment, write_rows
 
 NO_NETWORK = "torch:noop"
 SPECS = (NO_NETWORK, "none", "topk", "sidco", "powersgd")
@@ -51,9 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6, help="of a block; the first is not counted")
     parser.add_argument("--seconds", type=float, default=20.0, help="a block that would take longer has fewer steps")
-    parser.add_argument(
-        "--settle", type=int, default=4, help="steps before all that; DDP cuts its buckets anew in them"
-    )
+    parser.add_argument("--settle", type=int, default=4, help="steps before all that; DDP makes new buckets in them")
     contenders.add_arguments(parser)
     args = parser.parse_args()
     if NO_NETWORK not in args.specs:
@@ -101,11 +99,11 @@ def fixed_ms(spec: str, workload: str, workers: int) -> float | None:
     if reducer is None:
         return None
     torch.set_num_threads(1)
-    decoded = payloads_decoded(codecs.exchange_of(reducer), workers)
     total = 0.0
     for bucket in model.buckets_of(workloads.find(workload).model(0)):
-        tiny = Bucket(bucket.names, tuple((8, 8) if len(shape) > 1 else (8,) for shape in bucket.shapes))
+        tiny = Layout(bucket.names, tuple((8, 8) if len(shape) > 1 else (8,) for shape in bucket.shapes))
         cost = codecs.measure(reducer, tiny, torch.randn(tiny.numel))
+        decoded = max((payloads_decoded(exchange, workers) for exchange, _ in cost.messages), default=1.0)
         total += cost.encode + decoded * cost.decode
     return 1e3 * total
 

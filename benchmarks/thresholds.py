@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import state
-from tersegrad.compressors import SIDCo, Sparse, TopK
-from tersegrad.core import Bucket
 from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.compressors import SIDCo, Sparse, TopK
+from tersegrad.core import Layout, state
 
 RATIOS = (0.1, 0.01, 0.001)
 PRACTICE = 40  # steps until SIDCo's controller has settled
@@ -47,11 +46,11 @@ Find = Callable[[Tensor], int]  # finds the positions to send, returns how many
 
 
 def ours(compressor: Sparse, numel: int, practice: Iterable[Tensor] = ()) -> Find:
-    state_ = compressor.init(Bucket.flat(numel), 0)
+    state_ = compressor.init(Layout.flat(numel), 0)
 
     def find(x: Tensor) -> int:
         chosen = compressor.select(x, state_)
-        state.settle(state_, keep=True)
+        state.commit(state_)
         assert chosen is not None, "all vectors here are finite"
         return chosen.numel()
 
@@ -65,9 +64,13 @@ def torch_topk(ratio: float, numel: int) -> Find:
 
 
 def by_threshold(estimate: Callable[[Tensor, int], float], ratio: float, numel: int) -> Find:
-    room = torch.empty(numel, dtype=torch.int32)
+    found = torch.empty(numel, dtype=torch.int32)
     k = max(1, int(ratio * numel))
-    return lambda x: kernels.on(x).above(x, estimate(x, k), room)
+    return lambda x: _count(x, estimate(x, k), found)
+
+
+def _count(x: Tensor, eta: float, found: Tensor) -> int:
+    return int(kernels.read(kernels.on(x).above(x, eta, found))[0])
 
 
 def redsync(width: float) -> Callable[[Tensor, int], float]:
@@ -101,16 +104,16 @@ def gaussian_k(x: Tensor, k: int) -> float:
 
 
 def dgc(draw: Callable[[int, int], Tensor], ratio: float, numel: int) -> Find:
-    room = torch.empty(numel, dtype=torch.int32)
+    found = torch.empty(numel, dtype=torch.int32)
     k = max(1, int(ratio * numel))
 
     def find(x: Tensor) -> int:
         sample = x[draw(numel, numel // 100)].abs()
         eta = torch.topk(sample, max(1, int(ratio * sample.numel()))).values[-1]
-        count = kernels.on(x).above(x, float(eta), room)
+        count = _count(x, float(eta), found)
         if 3 * count <= 4 * k:
             return count
-        passed = room[:count]
+        passed = found[:count]
         best = torch.topk(x.index_select(0, passed).abs(), k).indices
         return passed[best].numel()
 

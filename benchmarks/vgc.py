@@ -8,19 +8,20 @@ takes out what is sent. All take turns in every round.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tersegrad.comm.torch import threads
-from tersegrad.core import state as states
-from tersegrad.core import Bucket, spare
-from tersegrad.reducers import VGC
 from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.comm import threads
+from tersegrad.core import Layout, Step, back_buffer, reduce, subtract
+from tersegrad.core import state as states
+from tersegrad.reducers import VGC
 from tersegrad.wrappers import ErrorFeedback
 
 VECTORS = 1
-SETTLE = 60  # steps before the clock starts, so that some elements have waited long
+WARMUP = 60  # steps before the clock starts, so that some elements have waited long
 
 
 class Ours:
@@ -30,13 +31,12 @@ class Ours:
         self.gradients, self.numel = gradients, gradients[0].numel()
         self.generator = torch.Generator().manual_seed(7)
         self.reducer = ErrorFeedback(VGC(alpha=alpha))
-        self.bucket = Bucket.flat(self.numel)
-        self.bucket.squares = torch.ones(self.numel)
-        self.offsets = torch.tensor(self.bucket.offsets)
+        self.now = Step(Layout.flat(self.numel), squares=torch.ones(self.numel))
+        self.offsets = torch.tensor(self.now.layout.offsets)
         self.comm = threads.run(1, lambda comm: comm)[0]
-        self.state = self.reducer.init(self.bucket, self.comm)
+        self.state = self.reducer.init(self.now.layout, self.comm)
         self.out = torch.empty(self.numel)
-        for _ in range(SETTLE):
+        for _ in range(WARMUP):
             self.whole()
 
     def gradient(self) -> torch.Tensor:
@@ -44,23 +44,23 @@ class Ours:
 
     def whole(self) -> None:
         self.out.copy_(self.gradient())
-        self.reducer.reduce(self.bucket, self.out, self.out, self.state, self.comm)
-        states.settle(self.state, keep=True)
-        self.bucket.step += 1
+        reduce(self.reducer, self.now, self.out, self.out, self.state, self.comm)
+        states.commit(self.state)
+        self.now = replace(self.now, number=self.now.number + 1)
 
     def select(self) -> None:
         vgc, memory = self.reducer.inner, self.state["inner"]
-        memory["_spare_variance"] = variance = spare(memory, "variance")
-        self.state["_spare_residual"] = total = spare(self.state, "residual")
+        memory["_back_variance"] = variance = back_buffer(memory, "variance")
+        self.state["_back_residual"] = total = back_buffer(self.state, "residual")
         torch.add(self.state["residual"], self.gradients[0], out=total)
-        self.sent = vgc._select(self.bucket, total, self.offsets, variance, memory)
+        self.sent = vgc._select(self.now, total, self.offsets, variance, memory)
 
     def encode(self) -> None:
         self.select()
         codec, memory = self.reducer.inner._exchange.compressor, self.state["inner"]["exchange"]
         memory |= {"_positions": self.sent, "_offsets": self.offsets}
-        self.payload = codec.encode(self.state["_spare_residual"], memory)
-        codec.remove(self.payload, self.state["_spare_residual"], memory)
+        self.payload = codec.encode(self.state["_back_residual"], memory)
+        subtract(codec, self.payload, self.state["_back_residual"], memory)
 
 
 def main() -> None:

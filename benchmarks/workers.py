@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from tersegrad.comm.torch import threads
+from tersegrad.comm import threads
 from tersegrad.comm.torch import TorchComm
 from tersegrad.core import Comm
 

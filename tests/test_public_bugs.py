@@ -1,8 +1,8 @@
 """Bugs of public implementations (GRACE, SIDCo's release, torch's hooks), each on every method it could touch."""
 
-import pytest
 import torch
 
+from support.cases import cases
 from support.registered import COMPRESSORS, REDUCERS
 from tersegrad import Metered, roundtrip
 from tersegrad.comm import threads
@@ -13,7 +13,7 @@ from tersegrad.specs import PRESETS, parse
 from tersegrad.testing import reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 
-every_preset = pytest.mark.parametrize("preset", PRESETS)
+every_preset = cases(preset=PRESETS)
 
 
 def test_grace_one_bit_decodes_to_507():
@@ -21,7 +21,7 @@ def test_grace_one_bit_decodes_to_507():
     assert roundtrip(OneBit(), torch.tensor([-1.0, -1.0, 2.0, 2.0]))[0].tolist() == [-1.0, -1.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@cases(size=[2, 3, 4])
 def test_grace_powersgd_returns_the_sum(size):
     """A matrix of rank one, the same on all workers, came back ``size`` times too large."""
     bucket = Layout(("w",), ((30, 20),))
@@ -36,7 +36,7 @@ def test_grace_powersgd_returns_the_sum(size):
     runs.assert_close(threads.run(size, work)[0], x, 1e-5, "mean")
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if parse(name).loses(4) == 0])
+@cases(preset=[name for name in PRESETS if parse(name).loses(4) == 0])
 def test_a_gradient_that_all_workers_share_comes_back_as_it_is_on_the_whole(preset):
     """Sum instead of mean: over some steps and what is remembered, nothing is multiplied by the number of workers."""
     x = torch.linspace(-1.0, 1.0, 5000)
@@ -53,7 +53,7 @@ def test_grace_powersgd_makes_nan_of_zero(preset):
     assert all(bool(m.isfinite().all()) for t in traces for m in t.means)
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@cases(compressor=COMPRESSORS)
 def test_sidco_raises_on_gradients_with_few_non_zeros(compressor):
     """RuntimeError: min() on zero, constant, sparse (5 of 1000) and tiny (3) tensors."""
     sparse = torch.zeros(1000)
@@ -88,9 +88,7 @@ def test_grace_all_gather_needs_equal_counts():
     assert torch.equal(traces[2].means[0].double(), want.float().double())
 
 
-@pytest.mark.parametrize(
-    ("preset", "bits"), [("signsgd", 1), ("efsignsgd", 1), ("onebit", 1.1), ("terngrad", 1.6), ("qsgd", 4.1)]
-)
+@cases("preset bits", [("signsgd", 1), ("efsignsgd", 1), ("onebit", 1.1), ("terngrad", 1.6), ("qsgd", 4.1)])
 def test_grace_sends_a_byte_for_a_bit(preset, bits):
     numel = 100_000
     bucket = Layout.flat(numel)
@@ -104,7 +102,7 @@ def test_grace_sends_a_byte_for_a_bit(preset, bits):
     assert threads.run(2, work)[0] <= bits * numel / 8 + 300
 
 
-@pytest.mark.parametrize("reducer", [r for r in REDUCERS if isinstance(r, AllReduce)], ids=repr)
+@cases(reducer=[r for r in REDUCERS if isinstance(r, AllReduce)])
 def test_one_overflow_poisons_nothing_for_good(reducer):
     """torch's PowerSGD hook never recovers; nor does GRACE's residual. The law is run for all; here with feedback."""
     reducers.check_nonfinite(ErrorFeedback(reducer), float("inf"), 3)

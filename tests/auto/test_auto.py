@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import parse
 from tersegrad.auto import Auto
 from tersegrad.comm import threads
@@ -140,7 +141,7 @@ def test_the_choice_is_the_best_fixed_candidate_or_near_it():
         assert steps[run.plans[-1]] <= min(steps.values()) / (1 - run.spec.margin)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@cases(size=[2, 3, 4])
 def test_workers_agree_whatever_each_of_them_measures(size):
     def work(run):
         run.wire.bandwidth = 3e6  # where dense and compressed are near each other
@@ -295,7 +296,7 @@ def test_a_step_that_is_undone_does_not_count():
     assert all(math.isfinite(trial["seconds"]) for trial in runs[0].states[0]["trials"].values())
 
 
-@pytest.mark.parametrize("before", [3, 9, FINALS, FINALS + 6, PLANNED, PLANNED + 13])
+@cases(before=[3, 9, FINALS, FINALS + 6, PLANNED, PLANNED + 13])
 def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(before):
     def whole(run):
         run.wire.bandwidth = SLOW
@@ -349,8 +350,8 @@ def test_buffers_of_methods_that_lost_are_given_back():
     assert "_back_residual" not in fast.states[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@cases(
+    "text said",
     [
         ("Auto({})", "nothing to choose from"),
         ("Auto({'dense': AllReduce(BF16())})", "is not a candidate"),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from support.cases import cases
 from tersegrad.auto.choice import (
     Measured,
     Trial,
@@ -23,7 +24,7 @@ def trial(seconds, step=1.0, slack=0.0, left=0.0):
     return Trial(seconds, seconds, step, slack, left)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@cases(size=[1, 2, 4])
 def test_all_workers_get_the_same_trial_and_it_is_that_of_all_numbers(size):
     rows = np.random.default_rng(size).exponential(size=(size, 7))
     trials = threads.run(size, lambda comm: agree(Measured(*rows[comm.rank]), comm))
@@ -96,8 +97,8 @@ def test_the_winner_is_found_round_by_round():
     assert winner({"dense": [1.0] * 3, "bf16": [0.85] * 3, "topk": [0.8] * 3}, 0.1) == "bf16"
 
 
-@pytest.mark.parametrize(
-    ("now", "before", "changed"),
+@cases(
+    "now before changed",
     [(0.03, 0.01, True), (0.01, 0.03, True), (0.014, 0.01, False), (0.00003, 0.00001, False), (0.01, 0.0, True)],
 )
 def test_has_changed(now, before, changed):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support import comm_cases
+from support.cases import cases
 from tersegrad import AllGather, AllReduce, Dense, Metered, Throttled, TopK
 from tersegrad.comm import metered as taps
 from tersegrad.comm import threads
@@ -14,12 +15,12 @@ from tersegrad.compressors import BF16
 from tersegrad.core import Layout, Pending, Step, reduce
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@cases(size=[1, 2, 3, 4])
 def test_threads(size):
     assert threads.run(size, comm_cases.check) == ["ok"] * size
 
 
-@pytest.mark.parametrize("size", [1, 3, 4])
+@cases(size=[1, 3, 4])
 def test_gloo(gloo4, size):
     assert gloo4.run(comm_cases.over_gloo, size) == ["ok"] * size + ["outside"] * (4 - size)
 
@@ -28,13 +29,13 @@ def test_gloo_gives_up_on_a_message_that_does_not_come(gloo4):
     assert "imed out" in gloo4.run(comm_cases.silent_neighbour, 1.0)[1]
 
 
-@pytest.mark.parametrize("numel", [1, 5, 10007])
+@cases(numel=[1, 5, 10007])
 def test_gloo_all_reduce_gives_all_ranks_the_same_bits(gloo4, numel):
     results = gloo4.run(comm_cases.all_reduce_bits, numel)
     assert all(r == results[0] for r in results)
 
 
-@pytest.mark.parametrize("tap", [Metered, Throttled("1Gbit", latency="1us"), Throttled()], ids=str)
+@cases(tap=[Metered, Throttled("1Gbit", latency="1us"), Throttled()])
 def test_taps_change_nothing(tap):
     assert threads.run(3, lambda comm: comm_cases.check(tap(comm))) == ["ok"] * 3
 
@@ -115,7 +116,7 @@ def metered(reducer, size, numel, steps=1):
     return threads.run(size, work)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@cases(size=[1, 2, 4])
 def test_metered_counts_ring_all_reduce(size):
     for reducer, width in ((Dense(), 4), (AllReduce(BF16()), 2)):
         for meter in metered(reducer, size, 1000):
@@ -124,7 +125,7 @@ def test_metered_counts_ring_all_reduce(size):
             assert meter.by_collective["all_reduce"].calls == 1
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@cases(size=[1, 2, 4])
 def test_metered_counts_whole_frames_to_all_others(size):
     spec = AllGather(TopK(0.1))
     x = torch.linspace(-1, 1, 1000)
@@ -141,8 +142,8 @@ def test_all_gather_counts_padding_to_the_longest():
     assert (traffic.payload, traffic.sent, traffic.hops) == (3, 3 * 104, 3)
 
 
-@pytest.mark.parametrize("size", range(1, 9))
-@pytest.mark.parametrize("root", [0, 2])
+@cases(size=range(1, 9))
+@cases(root=[0, 2])
 def test_a_broadcast_tree_reaches_everybody_once(size, root):
     sent = [broadcast_traffic(size, 1, rank, root % size).sent for rank in range(size)]
     assert sum(sent) == size - 1
@@ -246,7 +247,7 @@ def test_a_message_to_nobody_costs_nothing(monkeypatch):
     assert clock.now == began
 
 
-@pytest.mark.parametrize("text", ["fast", "100", "Mbit", "-1Mbit", "0Mbit", "1 furlong"])
+@cases(text=["fast", "100", "Mbit", "-1Mbit", "0Mbit", "1 furlong"])
 def test_throttled_refuses_what_is_no_rate(text):
     with pytest.raises(ValueError, match=r"100Mbit|zero bandwidth"):
         Throttled(text)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.cases import cases
 from tersegrad import Metered, TopK
 from tersegrad.comm import frame as frames
 from tersegrad.comm import threads
@@ -70,8 +71,8 @@ def test_nonfinite_payload_travels_as_a_flag():
     assert bool(acc.isnan().all())
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
+@cases(
+    "change says",
     [
         (lambda f: f[:30], "rank 2 sent 30 bytes; a frame has at least 64"),
         (lambda f: f[:-1], "its header says"),
@@ -122,7 +123,7 @@ def test_arbitrary_bytes_are_refused(data):
         open_it(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("what", ["spec", "step", "numel"])
+@cases(what=["spec", "step", "numel"])
 def test_one_stray_worker_is_named_on_every_rank(what):
     def work(comm: threads.ThreadComm) -> str:
         stray = comm.rank == 2

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tersegrad.compressors.fft import fourier
 
+from support.cases import cases
+from support.vectors import gaussian
 from tersegrad import FFT, AllGather, ErrorFeedback, Identity, PerTensor, RangeFloat, TopK, roundtrip
-from tersegrad.compressors.fft import split_rows, piece_of_rows
+from tersegrad.compressors.fft import fourier, piece_of_rows, split_rows
 from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, decode_sum, sections
 from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode
@@ -22,10 +23,6 @@ LENGTHS = [1, 2, 3, 4, 5, 7, 34, 100, 101, 1001, 4097]
 
 def exact(theta=0.0, **options):
     return FFT(theta, values=Identity(), **options)
-
-
-def gaussian(numel, seed=0):
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def smooth(numel, rho, seed=0):
@@ -67,8 +64,8 @@ def error(spec, x):
 # ---- the transform -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numel", LENGTHS)
-@pytest.mark.parametrize("options", [{}, {"chunk": 2}, {"chunk": 64}, {"chunk": 2**20}], ids=repr)
+@cases(numel=LENGTHS)
+@cases(options=[{}, {"chunk": 2}, {"chunk": 64}, {"chunk": 2**20}])
 def test_with_all_bins_nothing_is_lost(numel, options):
     x = gaussian(numel)
     decoded, payload = roundtrip(exact(**options), x)
@@ -102,15 +99,15 @@ def test_channels_last_reads_a_filter_position_by_position():
     assert float((roundtrip(compressor, weight)[0] - weight).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("shape", [(1000,), (40, 50), (40, 50, 1, 1), ()])
+@cases(shape=[(1000,), (40, 50), (40, 50, 1, 1), ()])
 def test_channels_last_leaves_alone_what_is_no_kernel(shape):
     x = gaussian(int(np.prod(shape))).view(shape)
     plain, turned = (encoded(FFT(order=order), x)[0] for order in ("natural", "channels_last"))
     assert torch.equal(plain.body, turned.body)
 
 
-@pytest.mark.parametrize(
-    ("row", "length"),
+@cases(
+    "row length",
     [(64, 64), (27, 54), (9, 36), (1, 32), (363, 726), (4608, 4608), (9216, 4608), (25088, 6272), (50257, 0), (0, 0)],
 )
 def test_pieces_are_whole_rows_where_a_fast_length_allows(row, length):
@@ -175,7 +172,7 @@ def test_sending_what_was_sent_sends_it_again():
     assert torch.allclose(once, twice, atol=1e-6)
 
 
-@pytest.mark.parametrize("cycles", [1, 37, 499])
+@cases(cycles=[1, 37, 499])
 def test_a_sinusoid_is_one_bin(cycles):
     t = torch.arange(1000, dtype=torch.float64) / 1000
     x = torch.sin(2 * torch.pi * cycles * t + 0.7).float()
@@ -183,21 +180,21 @@ def test_a_sinusoid_is_one_bin(cycles):
     assert kept_set(exact(0.999, chunk=1000), x) == [cycles]
 
 
-@pytest.mark.parametrize("wave", [[0.3, 0.3], [0.3, -0.3], [0.5, 0.1]])
+@cases(wave=[[0.3, 0.3], [0.3, -0.3], [0.5, 0.1]])
 def test_the_mean_and_the_fastest_wave_share_a_bin(wave):
     x = torch.tensor(wave).repeat(500)
     assert error(exact(0.999, chunk=1000), x) < 1e-6
     assert kept_set(exact(0.999, chunk=1000), x) == [0]
 
 
-@pytest.mark.parametrize("by", [1, 10, 333])
+@cases(by=[1, 10, 333])
 def test_shifting_in_a_circle_keeps_the_kept_set(by):
     x = smooth(1000, 0.9)
     compressor = exact(0.9, chunk=1000)
     assert kept_set(compressor, x.roll(by)) == kept_set(compressor, x)
 
 
-@pytest.mark.parametrize("factor", [2.0**-120, 2.0**-70, 0.25, 2.0**64, 2.0**100])
+@cases(factor=[2.0**-120, 2.0**-70, 0.25, 2.0**64, 2.0**100])
 def test_homogeneous(factor):
     x = gaussian(1000)
     decoded, _ = roundtrip(exact(0.8), x)
@@ -206,15 +203,15 @@ def test_homogeneous(factor):
     assert torch.allclose(scaled / factor, decoded, atol=1e-5)
 
 
-@pytest.mark.parametrize(("x", "fft", "topk"), [(gaussian(40_000), 0.753, 0.664), (smooth(40_000, 0.95), 0.226, 0.668)])
+@cases("x fft topk", [(gaussian(40_000), 0.753, 0.664), (smooth(40_000, 0.95), 0.226, 0.668)])
 def test_errors_at_theta_085_are_those_worked_out_for_the_method(x, fft, topk):
     """On independent numbers selection in the spectrum is worse than plain top-k, on smooth ones it is better."""
     assert error(exact(0.85, chunk=40_000), x) == pytest.approx(fft, abs=0.01)
     assert error(TopK(0.15), x) == pytest.approx(topk, abs=0.02)
 
 
-@pytest.mark.parametrize("theta", [0.5, 0.85, 0.99])
-@pytest.mark.parametrize("rho", [0.0, 0.9])
+@cases(theta=[0.5, 0.85, 0.99])
+@cases(rho=[0.0, 0.9])
 def test_the_fitted_threshold_keeps_about_as_many(theta, rho):
     compressor = exact(theta, select="sidco")
     shares = []
@@ -238,7 +235,7 @@ def test_the_fitted_threshold_keeps_the_largest():
 # ---- sums and memory -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["FFT(0.7, values=Identity())", "PerTensor(FFT(0.7))", "FFT(0.7, select='sidco')"])
+@cases(spec=["FFT(0.7, values=Identity())", "PerTensor(FFT(0.7))", "FFT(0.7, select='sidco')"])
 def test_the_mean_is_the_mean_of_the_decoded(spec):
     compressor = parse(spec)
     gradients = [inputs.laplace(inputs.LAYOUT.numel)(rank, 0) for rank in range(3)]
@@ -272,15 +269,14 @@ def test_only_bins_that_were_sent_are_touched():
     assert int(untouched.sum()) == 900
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "spec",
-    [
+@cases(size=[1, 2, 3, 4])
+@cases(
+    spec=[
         "FFT(0.8)",
         "FFT(0.8, order='channels_last')",
         "FFT(0.99, chunk=64, select='sidco')",
         "PerTensor(FFT(0.8, values=BF16()))",
-    ],
+    ]
 )
 def test_with_error_feedback_nothing_is_lost(spec, size):
     reducer = ErrorFeedback(AllGather(parse(spec)))
@@ -321,7 +317,7 @@ def test_bytes_are_accounted_for():
     assert sections(FFT(), Payload(payload.body[:0], 10_000, finite=False)) == {}
 
 
-@pytest.mark.parametrize("numel", [10_000, 9_999])
+@cases(numel=[10_000, 9_999])
 def test_bytes_that_were_tampered_with_are_refused_or_decode_to_something(numel):
     """As ``check_hostile_bytes``, with an accumulator that is longer than the vector where that is odd."""
     rng = np.random.default_rng(5)
@@ -341,8 +337,8 @@ def test_bytes_that_were_tampered_with_are_refused_or_decode_to_something(numel)
     assert 0 < refused < 300
 
 
-@pytest.mark.parametrize("where", [0, 4096, -1])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@cases(where=[0, 4096, -1])
+@cases(bad=[float("nan"), float("inf")])
 def test_what_is_not_finite_makes_no_body(bad, where):
     x = gaussian(10_001)
     x[where] = bad
@@ -354,8 +350,8 @@ def test_what_is_not_finite_makes_no_body(bad, where):
 # ---- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
+@cases(
+    "options says",
     [
         ({"theta": 1.0}, "at least 0 and below 1"),
         ({"theta": -0.1}, "at least 0 and below 1"),

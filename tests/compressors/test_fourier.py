@@ -6,6 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.cases import cases
+from support.vectors import gaussian
 from tersegrad.compressors.fft.fourier import BLOCK, LIMIT, Run, fast_at_most, forward, inverse, is_fast, split_pieces
 
 
@@ -26,10 +28,6 @@ def oracle(x, runs):
         pairs[:, 0] = np.stack([half[:, 0].real, half[:, -1].real], -1)
         bins.append(pairs.ravel())
     return np.concatenate(bins)
-
-
-def gaussian(numel, seed=0):
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def test_fast_lengths_are_even_products_of_small_primes():
@@ -84,7 +82,7 @@ RUNS = {
     "turned": (1153, [Run(0, 8, 144, 9), Run(1152, 1, 2)]),
     "turned and padded": (1151, [Run(0, 8, 144, 9)]),
 }
-every_split = pytest.mark.parametrize("name", RUNS)
+every_split = cases(name=RUNS)
 
 
 @every_split
@@ -115,7 +113,7 @@ def test_there_and_back(name):
         assert torch.equal(bins, out)
 
 
-@pytest.mark.parametrize("exponent", [-149, -130, -100, -45, 55, 100, 125])
+@cases(exponent=[-149, -130, -100, -45, 55, 100, 125])
 def test_powers_of_two_come_out_of_the_transform_as_they_went_in(exponent):
     runs = split_pieces(0, 1000, 200)
     x = gaussian(1000)
@@ -149,8 +147,8 @@ def test_what_no_float32_holds_is_saturated():
     assert float(out.abs().max()) == LIMIT
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("where", [0, 500, 299_999, -1])
+@cases(bad=[float("nan"), float("inf"), -float("inf")])
+@cases(where=[0, 500, 299_999, -1])
 def test_what_is_not_finite_is_seen_wherever_it_is(bad, where):
     x = gaussian(300_001)
     x[where] = bad

@@ -4,6 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
+from support.cases import cases
+from support.vectors import gaussian
 from tersegrad import roundtrip
 from tersegrad.compressors import GaussianK
 from tersegrad.core import Layout
@@ -17,17 +19,13 @@ def sent(spec, x):
     return int(chosen.sum())
 
 
-def gaussian(n, seed=0):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
-
-
 def threshold(x, ratio):
     method = GaussianK(ratio)
     return method.threshold(x, method.init(Layout.flat(x.numel()), 0))
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001, 1e-5])
-@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+@cases(ratio=[0.1, 0.01, 0.001, 1e-5])
+@cases(scale=[1.0, 1e-20, 1e20])
 def test_on_a_normal_vector_the_law_is_right(ratio, scale):
     x = gaussian(100_000) * scale
     want = x.double().mean().abs() + stats.norm.isf(ratio / 2) * x.double().std()
@@ -36,8 +34,8 @@ def test_on_a_normal_vector_the_law_is_right(ratio, scale):
         assert 2 / 3 <= sent(f"GaussianK({ratio})", x) / (ratio * 100_000) <= 4 / 3
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
-@pytest.mark.parametrize("seed", range(3))
+@cases(ratio=[0.1, 0.01, 0.001])
+@cases(seed=range(3))
 def test_corrections_are_those_of_the_formula(ratio, seed):
     x = gaussian(20_000, seed) * torch.exp(2 * gaussian(20_000, seed + 10))  # a heavy tail
     magnitude, k = x.double().abs(), max(1, round(ratio * 20_000))
@@ -79,7 +77,7 @@ def test_one_spike_is_sent():
     assert sent("GaussianK(0.05)", x) >= 1
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@cases(bad=[float("nan"), float("inf"), float("-inf")])
 def test_not_finite(bad):
     x = gaussian(1000)
     x[77] = bad

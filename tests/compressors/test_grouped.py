@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad.compressors import OneBit, ScaledSign, TernGrad
 from tersegrad.compressors._grouped import read
 from tersegrad.core import Payload
 
 
-@pytest.mark.parametrize("cls", [ScaledSign, OneBit])
-@pytest.mark.parametrize("bucket", [0, -32, 100, 12.5, True, "64"])
+@cases(cls=[ScaledSign, OneBit])
+@cases(bucket=[0, -32, 100, 12.5, True, "64"])
 def test_a_group_that_the_kernels_cannot_cut_is_refused(cls, bucket):
     with pytest.raises(ValueError, match=r"32 or a multiple of that.*bucket=\d+\), or .*bucket=None"):
         cls(bucket=bucket)

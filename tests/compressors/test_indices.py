@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from support.cases import cases
 from tersegrad.compressors import _indices as codec
 from tersegrad.kernels.cpu import indices as cpu
 from tersegrad.kernels.ops import indices as bits
@@ -117,7 +118,7 @@ def test_round_trip_at_every_density(universe: int, density: float, seed: int) -
     check_round_trip(uniform(universe, round(density * universe), seed), universe)
 
 
-@pytest.mark.parametrize("universe", range(9))
+@cases(universe=range(9))
 def test_every_subset_of_a_tiny_universe(universe: int) -> None:
     for subset in range(2**universe):
         check_round_trip(int32([i for i in range(universe) if subset >> i & 1]), universe)
@@ -126,31 +127,28 @@ def test_every_subset_of_a_tiny_universe(universe: int) -> None:
 N = 100_000
 
 
-@pytest.mark.parametrize(
-    ("indices", "universe"),
+@cases(
+    "name indices universe",
     [
-        pytest.param(np.arange(N // 10), N, id="all at the front"),
-        pytest.param(np.arange(N - N // 10, N), N, id="all at the back"),
-        pytest.param(np.arange(0, N, 2), N, id="every second"),
-        pytest.param(np.arange(1, N), N, id="all but the first"),
-        pytest.param(np.arange(N - 1), N, id="all but the last"),
-        pytest.param(np.r_[:300, LARGEST - 300 : LARGEST], LARGEST, id="both ends of the largest universe"),
-        pytest.param([LARGEST - 1], LARGEST, id="last of the largest universe"),
-        pytest.param(np.arange(0, LARGEST, 2**21), LARGEST, id="few and far apart"),
-        pytest.param(np.cumsum(2 ** (np.arange(900) % 21)), LARGEST, id="gaps of every size"),
-        pytest.param(np.cumsum(np.where(np.arange(2000) % 2, 1, 2**20)), LARGEST, id="half of the gaps huge"),
-        pytest.param(np.cumsum(np.where(np.arange(5000) % 512, 1, 2**27)), LARGEST, id="one huge in a block"),
-        pytest.param(np.cumsum(np.where(np.arange(2000) % 2, 7, 9)), N, id="gaps just beyond the knee"),
+        ("all at the front", np.arange(N // 10), N),
+        ("all at the back", np.arange(N - N // 10, N), N),
+        ("every second", np.arange(0, N, 2), N),
+        ("all but the first", np.arange(1, N), N),
+        ("all but the last", np.arange(N - 1), N),
+        ("both ends of the largest universe", np.r_[:300, LARGEST - 300 : LARGEST], LARGEST),
+        ("last of the largest universe", [LARGEST - 1], LARGEST),
+        ("few and far apart", np.arange(0, LARGEST, 2**21), LARGEST),
+        ("gaps of every size", np.cumsum(2 ** (np.arange(900) % 21)), LARGEST),
+        ("half of the gaps huge", np.cumsum(np.where(np.arange(2000) % 2, 1, 2**20)), LARGEST),
+        ("one huge in a block", np.cumsum(np.where(np.arange(5000) % 512, 1, 2**27)), LARGEST),
+        ("gaps just beyond the knee", np.cumsum(np.where(np.arange(2000) % 2, 7, 9)), N),
     ],
 )
-def test_adversarial_supports(indices: object, universe: int) -> None:
+def test_adversarial_supports(name: str, indices: object, universe: int) -> None:
     check_round_trip(int32(indices), universe)
 
 
-@pytest.mark.parametrize(
-    ("density", "factor"),
-    [(0.001, 1.02), (0.01, 1.01), (0.1, 1.02), (0.25, 1.02), (0.4, 1.04), (0.5, 1.001)],
-)
+@cases("density factor", [(0.001, 1.02), (0.01, 1.01), (0.1, 1.02), (0.25, 1.02), (0.4, 1.04), (0.5, 1.001)])
 def test_uniform_supports_come_near_the_entropy(density: float, factor: float) -> None:
     universe = 2_000_000
     count = round(density * universe)
@@ -176,8 +174,8 @@ def test_nothing_and_everything_take_no_bytes() -> None:
         assert check_round_trip(int32(indices), universe).tolist() == [codec.IMPLIED]
 
 
-@pytest.mark.parametrize(
-    ("indices", "universe", "golden"),
+@cases(
+    "indices universe golden",
     [
         ([0, 5, 6, 9], 10, "016102"),
         ([3, 500, 501], 1000, "02c281f401"),  # 010000 111 000000100101111 100: exponent 2, steps double
@@ -229,8 +227,8 @@ def test_gaps_agree(support: tuple[Tensor, int]) -> None:
     assert check_same_gaps(data, indices.numel(), universe) == (bits.FINE, 0)
 
 
-@pytest.mark.parametrize("knee", [0, 1])
-@pytest.mark.parametrize("exponent", range(bits.MAX_EXPONENT + 1))
+@cases(knee=[0, 1])
+@cases(exponent=range(bits.MAX_EXPONENT + 1))
 def test_every_header_writes_every_gap(exponent: int, knee: int) -> None:
     """Also those that no plan would choose: a tiny exponent and a huge gap make the longest codes."""
     headers = uint8([exponent | knee << 5])
@@ -265,9 +263,7 @@ def check_same_bitmap(data: Tensor, count: int, universe: int) -> None:
     assert result[0] != bits.FINE or torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "indices", [[1, 1], [2, 1], [-1, 3], [-5], [5, -5], [*range(600), 0], [*range(512), 511], [600]]
-)
+@cases(indices=[[1, 1], [2, 1], [-1, 3], [-5], [5, -5], [*range(600), 0], [*range(512), 511], [600]])
 def test_plans_refuse_what_is_not_a_support(indices: list[int]) -> None:
     headers = torch.empty(-(-len(indices) // bits.BLOCK), dtype=torch.uint8)
     assert cpu.gap_plan(int32(indices), 600, headers) == -1
@@ -335,8 +331,8 @@ def test_every_truncation_and_every_extension_is_noticed() -> None:
 GAPS, BITMAP, IMPLIED = codec.GAPS, codec.BITMAP, codec.IMPLIED
 
 
-@pytest.mark.parametrize(
-    ("data", "count", "universe", "message"),
+@cases(
+    "data count universe message",
     [
         ([3], 1, 9, "form 3 came"),
         ([IMPLIED], 4, 9, "none or all of 9; 4 were expected"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import FFT, Identity, PerTensor, TopK
 from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, adds_in_place, decode_sum, sections, subtract
 from tersegrad.engine.roundtrip import decode
@@ -11,7 +12,7 @@ from tersegrad.testing import compressors, inputs
 
 LAYOUT = Layout(("a", "b", "c", "d"), ((7,), (6, 20), (3, 5, 3, 3), (1,)))  # two of them odd
 X = inputs.laplace(LAYOUT.numel)(0, 0)
-every_inner = pytest.mark.parametrize("inner", [TopK(0.2), FFT(0.5), FFT(0.0, values=Identity())], ids=repr)
+every_inner = cases(inner=[TopK(0.2), FFT(0.5), FFT(0.0, values=Identity())])
 
 
 def encoded(inner, x=X, bucket=LAYOUT):

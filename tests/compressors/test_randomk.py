@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import parse, roundtrip
 from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
@@ -60,7 +61,7 @@ def test_one_in_every_slice():
     assert int(gaps.max()) < 2 * N // 50
 
 
-@pytest.mark.parametrize("exchange", ["AllReduce", "Ring"])
+@cases(exchange=["AllReduce", "Ring"])
 def test_all_workers_send_the_same_positions_so_that_sums_are_sums(exchange):
     for step, mean in enumerate(means(f"{exchange}(RandomK(0.1))", 3, 4)[0]):
         sent = mean != 0
@@ -171,7 +172,7 @@ def test_grace_reseeded_everybodys_generator():
     assert before[1:] == after[1:]
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9, 1.0])
+@cases(ratio=[0.3, 0.5, 0.9, 1.0])
 def test_grace_drew_with_replacement(ratio):
     """There, half of the elements drawn were drawn twice at a ratio of 1."""
     x = gradient(0, 0)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad.compressors import RangeFloat, TopK
 from tersegrad.compressors.rangefloat import TUNE_EVERY, codes
 from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, sections
@@ -37,8 +38,8 @@ def layout_of(spec, payload):
     return codes.read_layout(payload.meta, spec.bits)
 
 
-@pytest.mark.parametrize("bits", range(2, 17))
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 1000])
+@cases(bits=range(2, 17))
+@cases(n=[0, 1, 7, 8, 1000])
 def test_size_is_exact(bits, n):
     _, payload = roundtrip(RangeFloat(bits), gaussian(n))
     assert len(payload.meta) == 9  # the layout
@@ -47,7 +48,7 @@ def test_size_is_exact(bits, n):
     assert sections(RangeFloat(bits), payload) == {"meta": 16, "values": math.ceil(bits * n / 8)}
 
 
-@pytest.mark.parametrize(("bits", "error"), [(4, 0.14), (8, 0.014), (10, 0.0035), (12, 0.0012)])
+@cases("bits error", [(4, 0.14), (8, 0.014), (10, 0.0035), (12, 0.0012)])
 def test_error_on_a_gaussian(bits, error):
     """From 4 bits on, another bit halves the error."""
     x = gaussian(100_000)
@@ -127,10 +128,8 @@ def test_nothing_is_kept_where_nothing_is_chosen():
 # --- special vectors
 
 
-@pytest.mark.parametrize(
-    "spec", [RangeFloat(8), RangeFloat(8, 3, -1.0, 1.0), RangeFloat(3, rounding="truncate")], ids=repr
-)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@cases(spec=[RangeFloat(8), RangeFloat(8, 3, -1.0, 1.0), RangeFloat(3, rounding="truncate")])
+@cases(bad=[math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_has_no_body(spec, bad):
     x = gaussian(1000)
     x[613] = bad
@@ -144,8 +143,8 @@ def test_what_is_not_finite_has_no_body(spec, bad):
     assert states.copy(state) == before
 
 
-@pytest.mark.parametrize("bits", [2, 5, 8, 16])
-@pytest.mark.parametrize("value", [0.0, -0.25, 1e-45, -3e-39, 1.17549435e-38, torch.finfo(torch.float32).max])
+@cases(bits=[2, 5, 8, 16])
+@cases(value=[0.0, -0.25, 1e-45, -3e-39, 1.17549435e-38, torch.finfo(torch.float32).max])
 def test_a_constant_vector_is_exact_to_its_mantissa(bits, value):
     x = torch.full((1000,), value)
     for n in (1, 1000):
@@ -183,8 +182,8 @@ def test_values_of_a_sparse_method():
     assert sections(spec, payload)["values"] == 100
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@cases(
+    "arguments message",
     [
         ({"bits": 1}, r"bits=1\): 2 to 16 bits.*Identity"),
         ({"bits": 17}, "2 to 16"),

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
+from support.cases import cases
 from tersegrad.compressors import RangeFloat
 from tersegrad.compressors.rangefloat import codes as range_float
 from tersegrad.compressors.rangefloat.codes import Layout, fit, with_eps
 from tersegrad.core import Payload, accumulate
 from tersegrad.kernels.cpu import range_float as cpu
-from tersegrad.kernels.reference import range_float as reference
 from tersegrad.kernels.ops import float_of, packed_nbytes
+from tersegrad.kernels.reference import range_float as reference
 from tersegrad.kernels.reference.bits import pack_bits, unpack_bits
 
-both = pytest.mark.parametrize("kernel", [cpu, reference], ids=["cpu", "reference"])
-both_roundings = pytest.mark.parametrize("nearest", [False, True], ids=["truncate", "nearest"])
+both = cases(kernel=[cpu, reference])
+both_roundings = cases(nearest=[False, True])
 LAYOUTS = [
     fit(8, 3, -1.0, 1.0),
     fit(10, 5, -1.0, 1.0),
@@ -33,7 +34,7 @@ LAYOUTS = [
     fit(12, 11, -1e-38, 1e-38),
     with_eps(8, 3, -2.0, 2.0, 0.125),
 ]
-every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+every_layout = cases(layout=LAYOUTS)
 
 
 def codes_of(x, layout, nearest=False, kernel=cpu):
@@ -73,8 +74,8 @@ def test_the_papers_example(kernel):
     assert values_of(9, layout, kernel).tolist() == [0.25]
 
 
-@pytest.mark.parametrize(
-    ("bits", "mantissa", "eps"),
+@cases(
+    "bits mantissa eps",
     [
         *[(8, 2, 3.49e-10), (8, 3, 1.91e-5), (8, 4, 4.39e-3), (8, 5, 6.64e-2), (8, 6, 0.258), (8, 7, 0.508)],
         *[(10, 3, 6.8e-20), (10, 4, 2.6e-10), (10, 5, 1.62e-5), (10, 6, 4.03e-3), (10, 7, 6.35e-2), (10, 8, 0.252)],
@@ -93,10 +94,8 @@ def test_a_range_deeper_than_float32_leaves_codes_unused():
     assert 0 < layout.eps < 2.0**-126  # the smallest normal number
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(-1.0, 1.0), (-0.5, 2.0), (-1e-4, 3.0), (0.0, 1.0), (-7.0, 0.0), (-1e-30, 1.0)]
-)
-@pytest.mark.parametrize("bits", [2, 3, 5, 8, 10, 16])
+@cases("low high", [(-1.0, 1.0), (-0.5, 2.0), (-1e-4, 3.0), (0.0, 1.0), (-7.0, 0.0), (-1e-30, 1.0)])
+@cases(bits=[2, 3, 5, 8, 10, 16])
 def test_the_smallest_eps_that_fits(low, high, bits):
     for mantissa in range(bits):
         layout = fit(bits, mantissa, low, high)
@@ -163,7 +162,7 @@ def test_rounding_against_all_the_numbers_there_are(layout, nearest, kernel):
         assert np.array_equal(got, np.where(inside >= 0, down, up))
 
 
-@pytest.mark.parametrize(("bits", "mantissa"), [(8, 3), (10, 5), (10, 6), (16, 11), (4, 1)])
+@cases("bits mantissa", [(8, 3), (10, 5), (10, 6), (16, 11), (4, 1)])
 def test_relative_error(bits, mantissa):
     layout = fit(bits, mantissa, -1.0, 1.0)
     x = gaussian(100_000, 0.2).clamp(-1, 1)
@@ -200,8 +199,8 @@ def test_the_end_of_the_range_is_rounded_with_the_rest():
     assert fit(8, 3, -largest, largest, nearest=True).high < math.inf
 
 
-@pytest.mark.parametrize(
-    ("bits", "mantissa", "sigma", "cut", "rounded"),
+@cases(
+    "bits mantissa sigma cut rounded",
     [
         *[(10, 5, 0.03, 0.0131, 0.0066), (8, 3, 0.1, 0.0509, 0.0265), (8, 3, 0.003, 0.0508, 0.0264)],
         *[(8, 4, 0.01, 0.148, None), (10, 6, 0.003, 0.620, None)],  # many are below eps: nearest is not the table's
@@ -259,7 +258,7 @@ def test_any_codes_decode_alike_and_finite(numbers, n, seed):
 
 
 @both
-@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+@cases(bad=[math.nan, -math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_seen(kernel, bad):
     layout = fit(8, 3, -1.0, 1.0)
     for n in (1, 512, 1000):
@@ -282,7 +281,7 @@ def test_abs_max(kernel):
 # --- bytes
 
 
-@pytest.mark.parametrize("bits", range(2, 17))
+@cases(bits=range(2, 17))
 def test_bytes_decode_with_no_other_knowledge(bits):
     for n in (0, 1, 7, 1000):
         x = gaussian(n)
@@ -298,16 +297,15 @@ def test_bytes_decode_with_no_other_knowledge(bits):
         assert torch.equal(acc, 1 + 2 * through(x, layout, True))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
+@cases(
+    header=[
         (0, 10, 10, 3),  # eps would be zero
         (890, 128, 128, 3),  # more codes than 8 bits have
         (890, 127, 127, 8),  # a mantissa longer than a code
         (890, 127, 127, 255),
         (2030, 127, 127, 3),  # reaches infinity
         (2**32 - 1, 1, 1, 3),
-    ],
+    ]
 )
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_added(header):
     payload = Payload(torch.zeros(10, dtype=torch.uint8), 10, range_float.HEADER.pack(*header))
@@ -329,8 +327,8 @@ def test_a_wrong_length_is_refused():
 # --- the choice of the mantissa
 
 
-@pytest.mark.parametrize("bits", [4, 8, 10])
-@pytest.mark.parametrize("spread", [1.0, 30.0, 1e4])
+@cases(bits=[4, 8, 10])
+@cases(spread=[1.0, 30.0, 1e4])
 def test_the_mantissa_with_the_smallest_error(bits, spread):
     x = gaussian(100_000)
     x[:3] *= spread

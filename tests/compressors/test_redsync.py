@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from support.cases import cases
+from support.vectors import gaussian
 from tersegrad import roundtrip
 from tersegrad.compressors import RedSync
 from tersegrad.core import Layout
@@ -14,10 +16,6 @@ def sent(spec, x):
     chosen = decoded != 0
     assert torch.equal(decoded[chosen], x[chosen])
     return int(chosen.sum())
-
-
-def gaussian(n, seed=0):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
 def laplace(n, seed=0):
@@ -43,16 +41,16 @@ def in_torch(x, ratio, width):
     return float(eta)
 
 
-@pytest.mark.parametrize("make", [gaussian, laplace])
-@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
+@cases(make=[gaussian, laplace])
+@cases(ratio=[0.1, 0.01, 0.001])
 def test_between_k_and_2k(make, ratio):
     for seed in range(5):
         assert ratio * 20_000 <= sent(f"RedSync({ratio})", make(20_000, seed)) <= 2 * ratio * 20_000
 
 
-@pytest.mark.parametrize("make", [gaussian, laplace])
-@pytest.mark.parametrize("width", [0.2, 0.001])
-@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
+@cases(make=[gaussian, laplace])
+@cases(width=[0.2, 0.001])
+@cases(ratio=[0.1, 0.01, 0.001])
 def test_the_threshold_is_that_of_the_formula(make, width, ratio):
     x = make(5000, 1)
     method = RedSync(ratio, width=width)
@@ -96,7 +94,7 @@ def test_one_spike_is_sent():
     assert sent("RedSync(0.05)", x) >= 1
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@cases(bad=[float("nan"), float("inf"), float("-inf")])
 def test_not_finite(bad):
     x = gaussian(1000)
     x[77] = bad

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
+from support.cases import cases
+from support.vectors import gaussian
 from tersegrad import roundtrip
 from tersegrad.compressors import SampledTopK
 from tersegrad.core import Layout, state
-
-
-def gaussian(n, seed=0):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
 def top(x, k):
@@ -32,7 +30,7 @@ def test_a_sample_of_everything_is_exact():
         assert set(chosen(method, x)[0]) == top(x, 50)
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.01])
+@cases(ratio=[0.1, 0.01])
 def test_what_passes_is_the_largest_and_about_as_many_as_asked(ratio):
     n = 100_000
     x, k = gaussian(n), round(ratio * n)
@@ -77,8 +75,8 @@ def test_a_sample_does_not_keep_step_with_the_rows_of_a_matrix():
     assert all(500 <= count <= 4000 / 3 for count in counts)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("where", [0, 5000, 99_999])
+@cases(bad=[float("nan"), float("inf"), float("-inf")])
+@cases(where=[0, 5000, 99_999])
 def test_not_finite_whether_sampled_or_not(bad, where):
     x = gaussian(100_000)
     x[where] = bad
@@ -93,7 +91,7 @@ def test_values_in_any_codec():
     assert torch.equal(decoded[sent], x[sent].bfloat16().float())
 
 
-@pytest.mark.parametrize(("field", "value"), [("ratio", 0.0), ("ratio", 1.1), ("sample", 0.0), ("sample", 2)])
+@cases("field value", [("ratio", 0.0), ("ratio", 1.1), ("sample", 0.0), ("sample", 2)])
 def test_what_cannot_be_is_refused(field, value):
     with pytest.raises(ValueError, match=f"{field}.*above 0 and at most 1"):
         SampledTopK(**{"ratio": 0.01, field: value})

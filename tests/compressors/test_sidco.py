@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 import torch
 
+from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.compressors import BF16, SIDCo
 from tersegrad.compressors.sidco import ADAPT_EVERY, CAP, GOAL_RANGE
@@ -25,8 +26,8 @@ RATIOS = (0.1, 0.01, 0.001)
 LAWS = ("exponential", "gamma", "pareto")
 GRADIENTS = Path(__file__).parents[2] / "data" / "gradients_resnet20_cifar10.npz"
 
-every_law = pytest.mark.parametrize("law", LAWS)
-every_ratio = pytest.mark.parametrize("ratio", RATIOS)
+every_law = cases(law=LAWS)
+every_ratio = cases(ratio=RATIOS)
 
 
 def tensor(values):
@@ -104,10 +105,9 @@ class Exact:
         return Tail(count, sigma / (1 - self.xi), sigma**2 / ((1 - self.xi) ** 2 * (1 - 2 * self.xi)))
 
 
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 5, 10])
+@cases(stages=[1, 2, 3, 5, 10])
 @every_ratio
-@pytest.mark.parametrize(("law", "xi"), [("exponential", 0.0), ("pareto", -0.2), ("pareto", 0.3)])
+@cases("law xi", [("exponential", 0.0), ("pareto", -0.2), ("pareto", 0.3)])
 def test_shares_of_the_stages_multiply_to_the_ratio(law, xi, ratio, stages, monkeypatch):
     asked = []
 
@@ -118,10 +118,11 @@ def test_shares_of_the_stages_multiply_to_the_ratio(law, xi, ratio, stages, monk
 
         return wrapper
 
-    monkeypatch.setattr(SIDCo, "_first", recorded(SIDCo._first))
-    monkeypatch.setattr(SIDCo, "_stage", recorded(SIDCo._stage))
     sample = Exact(xi)
-    threshold = SIDCo(ratio, law=law).threshold(sample, ratio * sample.numel, stages)
+    with monkeypatch.context() as patch:
+        patch.setattr(SIDCo, "_first", recorded(SIDCo._first))
+        patch.setattr(SIDCo, "_stage", recorded(SIDCo._stage))
+        threshold = SIDCo(ratio, law=law).threshold(sample, ratio * sample.numel, stages)
     assert threshold == pytest.approx(scipy.stats.genpareto.isf(ratio, xi), rel=1e-9)
     assert math.prod(asked) == pytest.approx(ratio, rel=1e-9)
     assert len(asked) == (stages if ratio < 0.25 else 1)
@@ -148,7 +149,7 @@ def threshold(x, law, stages, ratio=0.01):
     return SIDCo(ratio, law=law).threshold(sample_of(x), ratio * x.numel(), stages)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@cases(stages=[1, 2, 4])
 @every_law
 def test_threshold_scales_with_the_vector(law, stages):
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(5))
@@ -161,7 +162,7 @@ def test_threshold_scales_with_the_vector(law, stages):
             assert scaled == eta * 2.0**power
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@cases(stages=[1, 2, 4])
 @every_law
 def test_threshold_knows_neither_signs_nor_order(law, stages):
     generator = torch.Generator().manual_seed(6)
@@ -263,15 +264,15 @@ def check_run(done, ratio, numel, within=0.1):
         assert abs(after - before) <= (step % ADAPT_EVERY == 0)
 
 
-@pytest.mark.parametrize("feedback", [True, False], ids=["error feedback", "no feedback"])
+@cases(feedback=[True, False])
 @every_law
-@pytest.mark.parametrize("draw", [gaussian, laplace, student_t3, fifty_layers, half_zeros])
+@cases(draw=[gaussian, laplace, student_t3, fifty_layers, half_zeros])
 def test_the_loop_finds_the_target(draw, law, feedback):
     for ratio in RATIOS:
         check_run(run(SIDCo(ratio, law=law), gradients(draw), feedback), ratio, N)
 
 
-@pytest.mark.parametrize("stages", [1, 3, 5])
+@cases(stages=[1, 3, 5])
 def test_the_loop_finds_the_target_with_stages_that_are_given(stages):
     done = run(SIDCo(0.01, stages=stages), gradients(fifty_layers), feedback=True)
     assert np.mean(done.sent[50:]) / (0.01 * N) == pytest.approx(1, abs=0.1)
@@ -325,7 +326,7 @@ def test_all_elements_above_the_threshold_are_sent_not_only_those_of_the_sample(
     assert x.abs().argmax() in chosen
 
 
-@pytest.mark.parametrize("feedback", [True, False], ids=["error feedback", "no feedback"])
+@cases(feedback=[True, False])
 def test_the_loop_finds_the_target_by_a_sample(feedback):
     x = long_vector()
     steps = [x.roll(997 * step) for step in range(70)]
@@ -333,7 +334,7 @@ def test_the_loop_finds_the_target_by_a_sample(feedback):
         check_run(run(SIDCo(ratio, law="pareto"), steps, feedback), ratio, LONG)
 
 
-@pytest.mark.parametrize("bad", inputs.NONFINITE.values(), ids=inputs.NONFINITE)
+@cases(bad=inputs.NONFINITE.values())
 def test_nonfinite_elements_outside_the_sample_are_found(bad):
     compressor = SIDCo(0.01)
     for where in (0, 1023, 1024, 2047, LONG - 1):
@@ -373,13 +374,13 @@ def controller(compressor, x, steps):
     return stages, state_
 
 
-@pytest.mark.parametrize("density", [0.81, 1.0, 1.19])
+@cases(density=[0.81, 1.0, 1.19])
 def test_stages_stay_within_the_tolerance(scripted, density):
     x = scripted(lambda stages: density if stages == 1 else 1.0)  # a better one would be at hand
     assert controller(SIDCo(0.01), x, 30)[0] == [1] * 30
 
 
-@pytest.mark.parametrize("density", [0.5, 0.79, 1.21, 3.0, 90.0])
+@cases(density=[0.5, 0.79, 1.21, 3.0, 90.0])
 def test_stages_change_beyond_the_tolerance(scripted, density):
     x = scripted(lambda stages: density if stages == 1 else 1.0)
     assert controller(SIDCo(0.01), x, 30)[0] == [1] * 4 + [2] * 26
@@ -401,9 +402,9 @@ def test_stages_walk_back(scripted):
     assert seen == [4] * 4 + [3] * 5 + [2] * 5 + [1] * 6
 
 
-@pytest.mark.parametrize(("ratio", "most"), [(0.9, 1), (0.5, 1), (0.3, 2), (0.1, 4), (0.01, 7), (0.001, 10)])
+@cases("ratio most", [(0.9, 1), (0.5, 1), (0.3, 2), (0.1, 4), (0.01, 7), (0.001, 10)])
 def test_stages_have_a_limit(scripted, ratio, most):
-    """Each stage keeps at least half, or there is no room for as many."""
+    """Each stage keeps at least half, or there are no more."""
     x = scripted(lambda stages: 50 - 3 * stages)  # always far too many, and one more stage is always better
     stages, _ = controller(SIDCo(ratio), x, 80)
     assert stages[-1] == most
@@ -421,7 +422,7 @@ def test_given_stages_are_kept(scripted):
     assert set(controller(SIDCo(0.01, stages=2), x, 20)[0]) == {2}
 
 
-@pytest.mark.parametrize(("density", "limit"), [(0, GOAL_RANGE), (0.5, GOAL_RANGE), (90.0, 1 / GOAL_RANGE)])
+@cases("density limit", [(0, GOAL_RANGE), (0.5, GOAL_RANGE), (90.0, 1 / GOAL_RANGE)])
 def test_the_goal_stays_in_range(scripted, density, limit):
     x = scripted(lambda stages: density)
     _, state_ = controller(SIDCo(0.01, stages=1), x, 40)
@@ -434,7 +435,7 @@ def test_the_goal_makes_good_half_of_the_error(scripted):
     assert state_["goal"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("density", [0, 0.01, 0.49])
+@cases(density=[0, 0.01, 0.49])
 def test_a_fit_that_lets_too_few_through_gives_way_to_exact_selection(scripted, density):
     x = scripted(lambda stages: density)
     compressor = SIDCo(0.01, stages=1)
@@ -467,7 +468,7 @@ def test_a_step_that_is_not_kept_leaves_no_trace():
 # ---- the cap, and what stays behind --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("density", [CAP + 0.01, 10.0, 100.0])
+@cases(density=[CAP + 0.01, 10.0, 100.0])
 def test_no_more_than_the_cap_and_those_are_the_largest(scripted, density):
     x = scripted(lambda stages: density)
     x = x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(8))] * torch.tensor([1.0, -1.0]).repeat(
@@ -479,7 +480,7 @@ def test_no_more_than_the_cap_and_those_are_the_largest(scripted, density):
     assert chosen.tolist() == torch.topk(x.abs(), cap(0.01, 10_000)).indices.sort().values.tolist()
 
 
-@pytest.mark.parametrize("density", [0.5, 1.0, CAP - 0.01, CAP])
+@cases(density=[0.5, 1.0, CAP - 0.01, CAP])
 def test_up_to_the_cap_all_that_is_above_is_sent(scripted, density):
     x = scripted(lambda stages: density)
     compressor = SIDCo(0.01, stages=1)
@@ -487,8 +488,8 @@ def test_up_to_the_cap_all_that_is_above_is_sent(scripted, density):
     assert chosen.tolist() == list(range(10_000 - round(100 * density), 10_000))
 
 
-@pytest.mark.parametrize("numel", [1, 2, 3, 7, 99, 1001])
-@pytest.mark.parametrize("ratio", [0.001, 0.1, 0.34, 0.5, 0.51, 0.99])
+@cases(numel=[1, 2, 3, 7, 99, 1001])
+@cases(ratio=[0.001, 0.1, 0.34, 0.5, 0.51, 0.99])
 def test_the_cap_of_odd_lengths(ratio, numel, monkeypatch):
     monkeypatch.setattr(SIDCo, "threshold", lambda self, sample, goal, stages: 0.0)  # everything comes through
     x = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
@@ -529,7 +530,7 @@ def test_what_is_sent_and_what_stays_are_the_whole_bit_for_bit(law):
 # ---- vectors that no law fits --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["gamma", "pareto"])
+@cases(law=["gamma", "pareto"])
 def test_outliers_that_are_almost_equal(law):
     """A share above one of a narrow tail once overflowed."""
     x = torch.full((1000,), 0.1)
@@ -538,7 +539,7 @@ def test_outliers_that_are_almost_equal(law):
 
 
 @every_law
-@pytest.mark.parametrize("x", [torch.ones(1), torch.full((1000,), 0.25), torch.tensor([1.0, -1.0]).repeat(500)])
+@cases(x=[torch.ones(1), torch.full((1000,), 0.25), torch.tensor([1.0, -1.0]).repeat(500)])
 def test_nothing_is_held_back_for_ever(law, x):
     assert sum(run(SIDCo(0.01, law=law), [x] * 60, feedback=True).sent) > 0
 
@@ -554,9 +555,9 @@ def test_loud_columns_of_a_matrix_do_not_resonate_with_the_sample(law):
     assert densities.mean() == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("feedback", [True, False], ids=["error feedback", "no feedback"])
-@pytest.mark.parametrize(
-    ("share", "scale", "law", "ratio"),
+@cases(feedback=[True, False])
+@cases(
+    "share scale law ratio",
     [
         (0.2, 100, "exponential", 0.001),
         (0.002, 30, "exponential", 0.001),
@@ -645,9 +646,9 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("feedback", [True, False], ids=["error feedback", "no feedback"])
+@cases(feedback=[True, False])
 @every_law
-@pytest.mark.parametrize("name", DEGENERATE)
+@cases(name=DEGENERATE)
 def test_degenerate_input(name, law, feedback, monkeypatch):
     x = DEGENERATE[name]
     etas = []
@@ -657,9 +658,9 @@ def test_degenerate_input(name, law, feedback, monkeypatch):
         etas.append(original(self, *arguments))
         return etas[-1]
 
-    monkeypatch.setattr(SIDCo, "threshold", threshold)
-    for ratio in (0.3, 0.01, 0.001):
-        for stages in ("adaptive", 3):
+    with monkeypatch.context() as patch:
+        patch.setattr(SIDCo, "threshold", threshold)
+        for ratio, stages in itertools.product((0.3, 0.01, 0.001), ("adaptive", 3)):
             done = run(SIDCo(ratio, law=law, stages=stages), [x] * 30, feedback)
             assert max(done.sent) <= min(x.numel(), cap(ratio, x.numel()))
             assert all(math.isfinite(done.state[key]) for key in ("goal", "stages", "achieved"))
@@ -667,8 +668,8 @@ def test_degenerate_input(name, law, feedback, monkeypatch):
     assert etas or x.numel() == 0
 
 
-@pytest.mark.parametrize("bad", inputs.NONFINITE.values(), ids=inputs.NONFINITE)
-@pytest.mark.parametrize("where", [0, 77, 999])
+@cases(bad=inputs.NONFINITE.values())
+@cases(where=[0, 77, 999])
 @every_law
 def test_nonfinite_input_is_never_fitted(law, where, bad, monkeypatch):
     compressor = SIDCo(0.01, law=law)
@@ -681,12 +682,13 @@ def test_nonfinite_input_is_never_fitted(law, where, bad, monkeypatch):
     def threshold(self, *arguments):
         raise AssertionError("a law was fitted to a vector that is not finite")
 
-    monkeypatch.setattr(SIDCo, "threshold", threshold)
     x[where] = bad
-    payload = compressor.encode(x, state_)
+    with monkeypatch.context() as patch:
+        patch.setattr(SIDCo, "threshold", threshold)
+        payload = compressor.encode(x, state_)
     assert not payload.finite
-    for keep in (False, True):  # even if somebody keeps the step
-        (state.commit if keep else state.roll_back)(state_)
+    for end in (state.roll_back, state.commit):  # even if somebody commits the step
+        end(state_)
         assert state.copy(state_) == before
 
 
@@ -700,7 +702,7 @@ def test_numbers_that_add_up_to_more_than_float32_are_finite(law):
 # ---- the spec, and its state ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 2, math.nan, math.inf, True, "0.01"])
+@cases(ratio=[0, 0.0, -0.1, 2, math.nan, math.inf, True, "0.01"])
 def test_bad_ratio(ratio):
     with pytest.raises(ValueError, match=r"above 0 and at most 1.*SIDCo\(ratio=0\.01\)"):
         SIDCo(ratio)
@@ -713,7 +715,7 @@ def test_bad_law():
         SIDCo(0.01, law="normal")
 
 
-@pytest.mark.parametrize("stages", [0, -1, 2.5, "many", None, True])
+@cases(stages=[0, -1, 2.5, "many", None, True])
 def test_bad_stages(stages):
     with pytest.raises(ValueError, match='a number from 1 on, or "adaptive"'):
         SIDCo(0.01, stages=stages)
@@ -726,7 +728,7 @@ def test_bad_values():
         SIDCo(0.01, values=SIDCo(0.1))
 
 
-@pytest.mark.parametrize("after", [1, 7, 20])  # before the first look at the stages, between two, and at one
+@cases(after=[1, 7, 20])  # before the first look at the stages, between two, and at one
 @every_law
 def test_checkpoint_of_the_controller(law, after):
     compressor = SIDCo(0.01, law=law, values=BF16())

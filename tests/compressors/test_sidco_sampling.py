@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import SIDCo
 from tersegrad.compressors.sidco.sample import SAMPLE, SLICE, _packed_slices
 from tersegrad.core import Layout
@@ -11,8 +12,8 @@ from tersegrad.core import state as states
 N = 3 * SAMPLE + 12_345
 
 
-@pytest.mark.parametrize("law", ["exponential", "gamma", "pareto"])
-@pytest.mark.parametrize("ratio", [0.1, 0.001])
+@cases(law=["exponential", "gamma", "pareto"])
+@cases(ratio=[0.1, 0.001])
 def test_the_density_holds(law, ratio):
     x = torch.randn(N, generator=torch.Generator().manual_seed(1)).pow_(3)
     spec = SIDCo(ratio, law=law)
@@ -23,8 +24,8 @@ def test_the_density_holds(law, ratio):
     assert sent == pytest.approx(ratio * N, rel=0.1)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("where", [SLICE + 5, 3 * SAMPLE // 2 + SLICE, N - 1])
+@cases(bad=[float("nan"), float("inf"), -float("inf")])
+@cases(where=[SLICE + 5, 3 * SAMPLE // 2 + SLICE, N - 1])
 def test_a_bad_value_outside_the_sample_is_found(bad, where):
     x = torch.randn(N, generator=torch.Generator().manual_seed(1))
     spec = SIDCo(0.001)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import roundtrip
 from tersegrad.core import Layout
 from tersegrad.specs import parse
@@ -32,7 +33,7 @@ def test_total_of_signs_and_rest_is_the_total_of_gradients():
     assert torch.allclose(sent.double().sum(0) + traces[0].held[-1], total, atol=1e-5)
 
 
-@pytest.mark.parametrize("tau", [0, -1.0, float("inf"), float("nan"), "x", True])
+@cases(tau=[0, -1.0, float("inf"), float("nan"), "x", True])
 def test_a_threshold_that_is_none_is_refused(tau):
     with pytest.raises(ValueError, match="positive number"):
         parse("Strom(0.1)").__class__(tau)

@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+
+from support.cases import cases
 from tersegrad.compressors.sidco import tails
 
 RATIOS = (0.1, 0.01, 0.001)
@@ -28,28 +30,28 @@ def gamma_mean_log(shape, scale):
 # ---- exact moments: scipy's quantiles ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", SHARES)
-@pytest.mark.parametrize("mean", [1.0, 3e-5, 7e20])
+@cases(ratio=SHARES)
+@cases(mean=[1.0, 3e-5, 7e20])
 def test_exponential_is_scipys(mean, ratio):
     assert tails.exponential(mean, ratio) == pytest.approx(scipy.stats.expon.isf(ratio, scale=mean), rel=1e-12)
 
 
-@pytest.mark.parametrize("ratio", SHARES)
-@pytest.mark.parametrize("xi", [-3.0, *XIS, 1e-9, -1e-9, 1e-4, -1e-4, 0.4, 0.49])
+@cases(ratio=SHARES)
+@cases(xi=[-3.0, *XIS, 1e-9, -1e-9, 1e-4, -1e-4, 0.4, 0.49])
 def test_pareto_is_scipys(xi, ratio):
     sigma = 0.7
     wanted = scipy.stats.genpareto.isf(ratio, xi, scale=sigma)
     assert tails.pareto(*pareto_moments(xi, sigma), ratio) == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("ratio", SHARES)
-@pytest.mark.parametrize("shape", [0.01, 0.1, *SHAPES, 30.0, 1e4, 1e8])
+@cases(ratio=SHARES)
+@cases(shape=[0.01, 0.1, *SHAPES, 30.0, 1e4, 1e8])
 def test_inverse_upper_gamma_is_scipys(shape, ratio):
     assert tails._inverse_upper_gamma(shape, ratio) == pytest.approx(scipy.stats.gamma.isf(ratio, shape), rel=1e-9)
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.01, 0.001])
-@pytest.mark.parametrize("shape", SHAPES)
+@cases(ratio=[0.25, 0.1, 0.01, 0.001])
+@cases(shape=SHAPES)
 def test_gamma_is_scipys_but_for_the_approximate_shape(shape, ratio):
     """The closed-form shape is up to 1.4 % below the most likely one; the threshold is off by less than that."""
     scale = 0.3
@@ -57,8 +59,8 @@ def test_gamma_is_scipys_but_for_the_approximate_shape(shape, ratio):
     assert tails.gamma(shape * scale, gamma_mean_log(shape, scale), ratio) == pytest.approx(wanted, rel=0.01)
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.01, 0.001])
-@pytest.mark.parametrize("shape", SHAPES)
+@cases(ratio=[0.25, 0.1, 0.01, 0.001])
+@cases(shape=SHAPES)
 def test_gamma_is_scipys_exactly_at_its_own_shape(shape, ratio):
     mean, s = 2.0, math.log(shape) - scipy.special.digamma(shape)
     closed_form = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
@@ -79,14 +81,14 @@ def test_exponential_on_a_sample():
     check_sample(y, lambda ratio: tails.exponential(y.mean(), ratio))
 
 
-@pytest.mark.parametrize("xi", XIS)
+@cases(xi=XIS)
 def test_pareto_on_a_sample(xi):
     y = scipy.stats.genpareto.rvs(xi, scale=0.02, size=N, random_state=np.random.default_rng(2))
     mean, variance = y.mean(), y.var(ddof=1)
     check_sample(y, lambda ratio: tails.pareto(mean, variance, ratio))
 
 
-@pytest.mark.parametrize("shape", [0.2, 0.5, 0.8, 1.0, 2.0])
+@cases(shape=[0.2, 0.5, 0.8, 1.0, 2.0])
 def test_gamma_on_a_sample(shape):
     y = np.random.default_rng(3).gamma(shape, 0.02, N)
     y = y[y > 0]
@@ -97,13 +99,13 @@ def test_gamma_on_a_sample(shape):
 # ---- how they relate -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", SHARES)
+@cases(ratio=SHARES)
 def test_pareto_is_exponential_where_the_variance_is_the_squared_mean(ratio):
     for mean in (1.0, 0.375, 2.0**-60):
         assert tails.pareto(mean, mean * mean, ratio) == tails.exponential(mean, ratio)
 
 
-@pytest.mark.parametrize("side", [-1, 1])
+@cases(side=[-1, 1])
 def test_pareto_is_smooth_there(side):
     """expm1(t)/t near t = 0 is where a plain exp(t) - 1 would lose all digits."""
     for step in (1e-6, 1e-9, 1e-12, 1e-15):
@@ -111,7 +113,7 @@ def test_pareto_is_smooth_there(side):
         assert near == pytest.approx(tails.exponential(1.0, 0.001), rel=10 * step + 1e-15)
 
 
-@pytest.mark.parametrize("ratio", SHARES)
+@cases(ratio=SHARES)
 def test_gamma_is_exponential_at_shape_one(ratio):
     assert tails._inverse_upper_gamma(1.0, ratio) == pytest.approx(tails.exponential(1.0, ratio), rel=1e-12)
     mean = 0.7
@@ -119,8 +121,8 @@ def test_gamma_is_exponential_at_shape_one(ratio):
     assert full == pytest.approx(tails.exponential(mean, ratio), rel=0.02)  # the shape comes out as 0.991
 
 
-@pytest.mark.parametrize("power", [-100, -7, 1, 40])
-@pytest.mark.parametrize("ratio", [0.25, 0.01, 0.001])
+@cases(power=[-100, -7, 1, 40])
+@cases(ratio=[0.25, 0.01, 0.001])
 def test_thresholds_scale_with_the_sample(power, ratio):
     c = 2.0**power
     assert tails.exponential(0.3 * c, ratio) == c * tails.exponential(0.3, ratio)
@@ -129,17 +131,15 @@ def test_thresholds_scale_with_the_sample(power, ratio):
     assert shifted == pytest.approx(c * tails.gamma(0.3, -1.9, ratio), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "estimate",
-    [
+@cases(
+    estimate=[
         lambda ratio: tails.exponential(0.3, ratio),
         lambda ratio: tails.pareto(0.3, 0.02, ratio),
         lambda ratio: tails.pareto(0.3, 0.09, ratio),
         lambda ratio: tails.pareto(0.3, 4.0, ratio),
         lambda ratio: tails.gamma(0.3, -1.3, ratio),
         lambda ratio: tails.gamma(0.3, -5.0, ratio),
-    ],
-    ids=["exponential", "short pareto", "pareto", "long pareto", "gamma", "long gamma"],
+    ]
 )
 def test_fewer_elements_are_above_a_higher_threshold(estimate):
     etas = [estimate(ratio) for ratio in np.geomspace(1e-6, 0.999, 60)]
@@ -150,7 +150,7 @@ def test_fewer_elements_are_above_a_higher_threshold(estimate):
 # ---- degenerate moments --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.25, 0.999999, 1.0])
+@cases(ratio=[1e-9, 0.001, 0.25, 0.999999, 1.0])
 def test_degenerate_moments_give_a_number(ratio):
     for mean in (0.0, 5e-324, 1e-40, 1.0, 3e38, 1e150):
         assert math.isfinite(tails.exponential(mean, ratio))
@@ -163,7 +163,7 @@ def test_degenerate_moments_give_a_number(ratio):
             assert math.isfinite(eta)
 
 
-@pytest.mark.parametrize("ratio", [0.001, 0.25, 0.9])
+@cases(ratio=[0.001, 0.25, 0.9])
 def test_a_sample_without_spread_is_its_own_threshold(ratio):
     for value in (0.0, 1e-40, 2.5, 3e38):
         assert tails.pareto(value, 0.0, ratio) == value

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.cases import cases
 from tersegrad import parse, roundtrip
 from tersegrad.comm import threads
 from tersegrad.compressors import Threshold
@@ -24,7 +25,7 @@ def test_is_where(values, tau):
     assert torch.equal(decoded, torch.where(x.abs() > tau, x, 0.0))
 
 
-@pytest.mark.parametrize("x", [torch.zeros(1000), torch.full((1000,), 0.4)])
+@cases(x=[torch.zeros(1000), torch.full((1000,), 0.4)])
 def test_nothing_exceeds_nothing_is_sent(x):
     decoded, payload = roundtrip("Threshold(0.5)", x)
     assert not bool(decoded.any())
@@ -69,7 +70,7 @@ def test_grace_cut_unequal_counts_into_equal_slices():
         assert torch.equal(rest, torch.where(before > 0.5, 0.0, before))
 
 
-@pytest.mark.parametrize("tau", [0, -1.0, float("inf"), float("nan"), "x", True])
+@cases(tau=[0, -1.0, float("inf"), float("nan"), "x", True])
 def test_a_threshold_that_is_none_is_refused(tau):
     with pytest.raises(ValueError, match="positive number"):
         Threshold(tau)

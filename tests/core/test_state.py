@@ -1,8 +1,8 @@
 """States are cut by tensor name and joined in any other order."""
 
-import pytest
 import torch
 
+from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.core import Layout, Step, reduce, state
 from tersegrad.specs import parse
@@ -92,7 +92,7 @@ def test_copy_has_no_scratch_and_shares_nothing():
     assert s["residual"].sum() == 45
 
 
-@pytest.mark.parametrize("spec", ["AllGather(PerTensor(SIDCo(0.1)))", "PowerSGD(rank=1)"])
+@cases(spec=["AllGather(PerTensor(SIDCo(0.1)))", "PowerSGD(rank=1)"])
 def test_a_parameter_whose_name_begins_with_an_underscore_is_saved_like_any_other(spec):
     bucket = Layout(("_stem.weight", "b"), ((40, 30), (7,)))
     reducer = parse(spec)

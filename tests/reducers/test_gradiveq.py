@@ -8,6 +8,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from support.cases import cases
 from tersegrad import specs
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
@@ -83,8 +84,8 @@ def phases_of(reducer, size, gradient, steps, **kwargs):
 # ---- what it does ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["position", "channel"])
-@pytest.mark.parametrize("size", [1, 3])
+@cases(order=["position", "channel"])
+@cases(size=[1, 3])
 def test_low_rank_gradients_are_learned_and_then_exact(size, order):
     reducer = GradiVeQ(**SHORT, order=order)
     phases, traces = phases_of(reducer, size, low_rank(reducer), 12)
@@ -140,7 +141,7 @@ def test_a_layer_without_gradient_is_refused_and_nothing_of_it_is_lost_later():
     runs.assert_close(traces[0].means[5][:n], runs.mean([t.gradients[5][:n] for t in traces]), 1e-6, "mean")
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e33])
+@cases(scale=[1e-30, 1e33])
 def test_gradients_whose_squares_are_no_floats(scale):
     reducer = GradiVeQ(**SHORT)
     clean = low_rank(reducer)
@@ -233,7 +234,7 @@ def test_one_number_more_for_every_look():
 # ---- phases ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [None, [2]], ids=["all workers", "one worker"])
+@cases(ranks=[None, [2]])
 def test_gradients_that_leave_the_basis_are_learned_anew_on_the_same_step_everywhere(ranks):
     reducer = GradiVeQ(warmup=0, learn=8, compress=40, tiny=0, loss=1e-4)
     gradient = low_rank(reducer, changes=["body.weight"], from_step=12, ranks=ranks)
@@ -266,13 +267,9 @@ def test_noise_of_the_workers_themselves_is_no_drift():
     assert memories(traces[0].state)["body.weight"]["local_loss"]["first"] > 0.3
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"worst": None}, {"learning": AllReduce(BF16())}, {"learning": AllGather(Identity())}],
-    ids=repr,
-)
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("when", [0, 3, 6, 7, 8, 10, 11])  # 6: the last sample, after which the bases are fitted
+@cases(options=[{}, {"worst": None}, {"learning": AllReduce(BF16())}, {"learning": AllGather(Identity())}])
+@cases(bad=[math.nan, math.inf])
+@cases(when=[0, 3, 6, 7, 8, 10, 11])  # 6: the last sample, after which the bases are fitted
 def test_a_step_with_a_nan_leaves_no_trace_in_any_phase(when, bad, options):
     reducer = GradiVeQ(**SHORT, **options)
     clean = low_rank(reducer)
@@ -298,8 +295,8 @@ def saved_and_loaded(states):
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize("learning", [Dense(), TwoShot(QSGD(bits=8))], ids=repr)
-@pytest.mark.parametrize("when", [1, 3, 6, 7, 8, 10, 11])
+@cases(learning=[Dense(), TwoShot(QSGD(bits=8))])
+@cases(when=[1, 3, 6, 7, 8, 10, 11])
 def test_a_checkpoint_in_any_phase_goes_on_as_if_nothing_had_happened(when, learning):
     reducer = GradiVeQ(**{**SHORT, "loss": 0.01}, learning=learning)
     gradient = low_rank(reducer)
@@ -314,7 +311,7 @@ def test_a_checkpoint_in_any_phase_goes_on_as_if_nothing_had_happened(when, lear
         assert torch.equal(mean, again)
 
 
-@pytest.mark.parametrize("when", [0, 3, 7, 9, 11])
+@cases(when=[0, 3, 7, 9, 11])
 def test_other_buckets_do_not_change_the_result(when):
     """DDP cuts its buckets anew: every layer stays in its phase, wherever it goes."""
     reducer = GradiVeQ(**SHORT)
@@ -371,8 +368,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@cases(way=WAYS)
+@cases(size=[1, 2, 3])
 def test_the_law_holds_however_parts_travel(way, size):
     """Over several cycles, with layers in different phases: d changes, and with it the number of coefficients."""
     reducer = GradiVeQ(
@@ -388,7 +385,7 @@ def test_the_law_holds_however_parts_travel(way, size):
         assert all(torch.equal(t.means[step], traces[0].means[step]) for t in traces)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@cases(way=WAYS)
 def test_a_checkpoint_while_layers_are_in_different_phases(way):
     reducer = GradiVeQ(
         slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
@@ -429,7 +426,7 @@ def test_quantised_coefficients_are_fewer_bytes():
     assert sent(TwoShot(QSGD(bits=8))) < 0.35 * sent(Dense())
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@cases(size=[1, 3])
 def test_with_error_feedback_nothing_is_lost_over_cycles(size):
     reducer = ErrorFeedback(GradiVeQ(warmup=1, learn=3, compress=4, loss=0.3, worst=None, tiny=0))
     traces = runs.run(reducer, size, noise, LAYOUT, 18)
@@ -509,8 +506,8 @@ def test_compressed_steps_allocate_nothing_of_gradient_size():
 # ---- what is refused -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@cases(
+    "arguments said",
     [
         ({"slice_size": 0}, "from 1 on"),
         ({"learn": 2}, "from 3 on"),

@@ -1,12 +1,12 @@
 """Principal axes against numpy's singular value decomposition of the covariance, and against scikit-learn."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
+from support.cases import cases
 from tersegrad.reducers.gradiveq.pca import energy_outside, principal_axes, rank_for
 
 
@@ -23,11 +23,11 @@ def projector(axes):
     return axes.double() @ axes.double().T
 
 
-shapes = pytest.mark.parametrize(("samples", "length"), [(200, 30), (30, 200), (60, 60), (2, 50), (500, 3)])
+shapes = cases("samples length", [(200, 30), (30, 200), (60, 60), (2, 50), (500, 3)])
 
 
 @shapes
-@pytest.mark.parametrize("loss", [0.5, 0.1, 0.01, 1e-4])
+@cases(loss=[0.5, 0.1, 0.01, 1e-4])
 def test_projector_is_that_of_the_covariance(samples, length, loss):
     rows = centred(samples, length)
     axes = principal_axes(rows[None], loss)[0]
@@ -75,7 +75,7 @@ def test_a_complete_basis_loses_nothing():
     assert energy_outside(fresh, axes) < 1e-10 * float(fresh.square().sum())
 
 
-@pytest.mark.parametrize("samples", [10, 100])
+@cases(samples=[10, 100])
 def test_rank_is_found_and_reproduced(samples):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(4, 64, generator=generator)

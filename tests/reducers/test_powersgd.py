@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support import powersgd_cases
+from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.core import Layout, Step, reduce, state
@@ -46,14 +47,14 @@ class Run:
 # ---- others' implementations ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@cases(rank=[1, 2, 4])
 def test_agrees_with_the_hook_of_torch(gloo4, rank):
     for found in gloo4.run(powersgd_cases.compare, rank, False, 4):
         assert found["compressed"]
         assert found["means"] < 1e-4
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@cases(rank=[1, 2, 4])
 def test_agrees_with_the_hook_of_torch_with_error_feedback(gloo4, rank):
     """Means and the mean memory are the same. One's own memory is not: torch takes away the mean, we our own share."""
     for found in gloo4.run(powersgd_cases.compare, rank, True, 6):
@@ -81,7 +82,7 @@ def test_agrees_with_the_package_of_its_authors():
 # ---- what it finds -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [1, 2, 5])
+@cases(rank=[1, 2, 5])
 def test_a_matrix_of_that_rank_is_sent_whole(rank):
     matrix = low_rank(1, 60, 50, rank)
     assert torch.allclose(Run(rank, (60, 50))(matrix), matrix, atol=1e-3)
@@ -109,7 +110,7 @@ def test_enough_rank_for_any_matrix_goes_dense():
     assert torch.equal(Run(30, (40, 30))(matrix), matrix)
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@cases(rank=[1, 3])
 def test_warm_start_leads_to_the_best_approximation(rank):
     """On a fixed matrix, step after step: never worse, and in the end as good as the SVD's."""
     u, _, v = torch.linalg.svd(random(1, 60, 50), full_matrices=False)
@@ -129,7 +130,7 @@ def test_error_feedback_sends_the_rest_in_time():
     assert (total - matrix).norm() < 0.2 * matrix.norm()
 
 
-@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-20, 1e20, 1e30, 1e37])
+@cases(scale=[1e-38, 1e-30, 1e-20, 1e20, 1e30, 1e37])
 def test_the_scale_does_not_matter(scale):
     matrix = low_rank(1, 40, 30, 2)
     run, scaled = Run(2, (40, 30)), Run(2, (40, 30))
@@ -141,8 +142,8 @@ def test_the_scale_does_not_matter(scale):
 # ---- laws ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("rank", [1, 2, 8])
+@cases(size=[1, 2, 3, 5])
+@cases(rank=[1, 2, 8])
 def test_laws(rank, size):
     gradient = inputs.laplace(LAYOUT.numel)
     for reducer in (PowerSGD(rank), ErrorFeedback(PowerSGD(rank))):
@@ -159,7 +160,7 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("name", DEGENERATE)
+@cases(name=DEGENERATE)
 def test_matrices_of_too_low_a_rank(name):
     """Sent whole, with nothing that is not finite."""
     matrix, run = DEGENERATE[name], Run(3, (20, 30))
@@ -176,8 +177,8 @@ def test_recovers_from_a_gradient_of_zeros():
     assert torch.allclose(run(matrix), matrix, atol=1e-3)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("where", [0, 700, 1210, 1300, -1])
+@cases(bad=[float("nan"), float("inf"), float("-inf")])
+@cases(where=[0, 700, 1210, 1300, -1])
 def test_a_step_that_is_not_finite_leaves_no_trace(bad, where):
     """Matrix, bias, matrix: all workers see it, and all go on as if it had not been."""
     gradient = inputs.laplace(LAYOUT.numel)
@@ -234,7 +235,7 @@ def test_q_goes_with_its_tensor_when_buckets_change():
             assert torch.allclose(kept.t() @ kept, torch.eye(2), atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@cases(size=[2, 4])
 def test_two_all_reduces_of_few_bytes(size):
     def work(comm):
         meter, reducer = Metered(comm), PowerSGD(2)
@@ -262,13 +263,13 @@ def test_what_has_no_matrix_in_it_takes_one_dense_all_reduce():
     assert threads.run(2, work) == [1, 1]
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,)])
+@cases(shape=[(0, 5), (5, 0), (0,)])
 def test_empty_tensors_take_part(shape):
     bucket = Layout(("a", "e", "w"), ((3,), shape, (40, 30)))
     reducers.check_step(PowerSGD(), 2, inputs.laplace(bucket.numel), bucket)
 
 
-@pytest.mark.parametrize("rank", [0, -1, 1.5, True, "2"])
+@cases(rank=[0, -1, 1.5, True, "2"])
 def test_bad_ranks_are_refused(rank):
     with pytest.raises(ValueError, match=r"Write e\.g\. rank=2"):
         PowerSGD(rank)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support import exchange_cases
+from support.cases import cases
 from support.exchange_cases import WRONG, Corrupting, _Logged, _LoggedSum, _Tens, reduced, tens
 from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
@@ -19,17 +20,25 @@ from tersegrad.wrappers import ErrorFeedback
 COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("numel", [1, 3, 101])
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
-def test_laws_for_sizes_that_do_not_divide(compressor, numel, size):
+def check_laws(compressor, numel, size):
     gradient, layout = inputs.laplace(numel), Layout.flat(numel)
     reducers.check_step(ErrorFeedback(Ring(compressor)), size, gradient, layout)
     reducers.check_step(Ring(compressor, pieces=1), size, gradient, layout)
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@cases(compressor=COMPRESSORS, size=[1, 2, 3, 4])
+def test_laws_for_sizes_that_do_not_divide(compressor, size):
+    check_laws(compressor, 101, size)
+
+
+@cases(compressor=COMPRESSORS, numel=[1, 3], size=[1, 2, 3, 4])
+def test_laws_for_fewer_elements_than_pieces(compressor, numel, size):
+    """Some pieces are empty: no message is sent for them."""
+    # Known to fail from three workers on: a total that is passed on is sent as 64 bytes though its piece is empty.
+    check_laws(compressor, numel, size)
+
+
+@cases(pieces=[1, 2, 3], size=[1, 2, 3, 4])
 def test_nothing_is_lost_with_a_lossless_codec(size, pieces):
     gradient = inputs.laplace(inputs.LAYOUT.numel)
     for trace in runs.run(Ring(Identity(), pieces=pieces), size, gradient, steps=1):
@@ -57,7 +66,7 @@ def test_each_worker_keeps_the_error_of_its_own_hop():
         assert torch.allclose(rest, want_rest[worker], atol=1e-3)
 
 
-@pytest.mark.parametrize("codec", [BF16(), FP16()], ids=repr)
+@cases(codec=[BF16(), FP16()])
 def test_payloads_are_added_in_their_own_dtype(codec):
     """The mean is the sum that torch makes of the 16-bit values, worker after worker; what it rounds away stays."""
     size, numel, dtype = 4, 8 * 20, codec.dtype
@@ -89,9 +98,9 @@ def test_one_worker_is_the_compressor_alone():
 # ---- non-finite ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compressor", [BF16(), TopK(0.3), FFT(0.5), QSGD()], ids=repr)
-@pytest.mark.parametrize("place", range(6))
-@pytest.mark.parametrize("rank", range(3))
+@cases(compressor=[BF16(), TopK(0.3), FFT(0.5), QSGD()])
+@cases(place=range(6))
+@cases(rank=range(3))
 def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
     xs = [inputs.laplace(60)(r, 0) for r in range(3)]
     xs[rank][10 * place + 3] = [float("nan"), float("inf"), float("-inf")][place % 3]
@@ -117,9 +126,9 @@ def test_a_summable_payload_without_a_body_spoils_the_sum():
 # ---- traffic ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.05), QSGD()], ids=repr)
+@cases(pieces=[1, 2])
+@cases(size=[2, 4, 8])
+@cases(compressor=[Identity(), BF16(), TopK(0.05), QSGD()])
 def test_traffic_does_not_grow_with_the_workers(compressor, size, pieces):
     numel = 32_000
     payload = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1]
@@ -165,16 +174,26 @@ def test_with_one_piece_nothing_else_is_under_way():
 # ---- over a wire -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["Ring(BF16())", "ErrorFeedback(Ring(TopK(0.1)))", "Ring(QSGD(), pieces=3)"])
-@pytest.mark.parametrize("numel", [3, 5000])
-def test_processes_do_what_threads_do(gloo4, text, numel):
+@cases(text=["Ring(BF16())", "ErrorFeedback(Ring(TopK(0.1)))", "Ring(QSGD(), pieces=3)"])
+def test_processes_do_what_threads_do(gloo4, text):
+    check_processes(gloo4, text, 5000)
+
+
+@cases(text=["Ring(BF16())", "ErrorFeedback(Ring(TopK(0.1)))", "Ring(QSGD(), pieces=3)"])
+def test_processes_do_what_threads_do_with_fewer_elements_than_pieces(gloo4, text):
+    # Known to fail, for the same reason as the laws for fewer elements than pieces; the threads fail first.
+    check_processes(gloo4, text, 3)
+
+
+def check_processes(gloo4, text, numel):
+    over_threads = threads.run(4, lambda comm: exchange_cases.outcome(comm, text, numel))
     over_gloo = gloo4.run(exchange_cases.over_gloo, text, numel)
-    assert over_gloo == threads.run(4, lambda comm: exchange_cases.outcome(comm, text, numel))
+    assert over_gloo == over_threads
     assert over_gloo[0][0::2] == over_gloo[3][0::2]
 
 
-@pytest.mark.parametrize("says", WRONG)
-@pytest.mark.parametrize("compressor", [BF16(), TopK(0.1)], ids=repr)
+@cases(says=WRONG)
+@cases(compressor=[BF16(), TopK(0.1)])
 def test_a_wrong_frame_names_its_sender(compressor, says):
     def work(comm):
         comm = Corrupting(comm, WRONG[says]) if comm.rank == 2 else comm
@@ -220,7 +239,7 @@ def test_a_wrong_frame_ends_every_process_within_the_timeout(gloo4):
     assert all(re.match("NetworkError|FrameError", end) for end in ends)
 
 
-@pytest.mark.parametrize("pieces", [0, -1, 1.5, True, "two"])
+@cases(pieces=[0, -1, 1.5, True, "two"])
 def test_bad_pieces_are_refused(pieces):
     with pytest.raises(ValueError, match="Write pieces=2"):
         Ring(BF16(), pieces=pieces)

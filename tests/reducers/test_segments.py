@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.cases import cases
 from support.exchange_cases import _Tens
 from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
@@ -55,7 +56,7 @@ def seeds(reducer, size):
     return threads.run(size, work)
 
 
-@pytest.mark.parametrize("reducer", [Ring(QSGD()), TwoShot(QSGD()), Ring(_Tens(), pieces=3)])
+@cases(reducer=[Ring(QSGD()), TwoShot(QSGD()), Ring(_Tens(), pieces=3)])
 def test_no_two_encodings_draw_the_same_random_numbers(reducer):
     drawn = [seed for worker in seeds(reducer, 3) for seed in worker]
     assert len(set(drawn)) == len(drawn)
@@ -79,8 +80,8 @@ NEW = [
 ]
 
 
-@pytest.mark.parametrize("make", [Ring, TwoShot])
-@pytest.mark.parametrize("compressor", STATEFUL, ids=repr)
+@cases(make=[Ring, TwoShot])
+@cases(compressor=STATEFUL)
 def test_other_buckets_begin_with_a_fresh_compressor_and_all_that_was_remembered(make, compressor):
     reducer = ErrorFeedback(make(compressor))
     old = runs.run(reducer, 3, inputs.laplace(inputs.LAYOUT.numel))
@@ -127,8 +128,8 @@ def segment(compressor, x):
     return Segment(compressor, 1, Step(bucket), compressor.init(bucket, 0), {}, x, torch.empty_like(x))
 
 
-@pytest.mark.parametrize("numel", [64, 65])
-@pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.2), FFT(0.8), PerTensor(FFT(0.5))], ids=repr)
+@cases(numel=[64, 65])
+@cases(compressor=[Identity(), BF16(), TopK(0.2), FFT(0.8), PerTensor(FFT(0.5))])
 def test_add_is_x_plus_what_the_payloads_stand_for(compressor, numel):
     """Whatever domain the compressor sums in, and though ``x`` is not empty."""
     a, b, x = torch.randn(3, numel, generator=torch.Generator().manual_seed(1))
@@ -201,8 +202,8 @@ class _Scripted(Pending):
         return self.end
 
 
-@pytest.mark.parametrize("third_fails", [False, True])
-@pytest.mark.parametrize("wrong", [0, 1])
+@cases(third_fails=[False, True])
+@cases(wrong=[0, 1])
 def test_a_wrong_frame_is_an_error_when_the_other_messages_have_come(wrong, third_fails):
     """Else this rank's own are forgotten with it; and the frame is what is spoken of, whatever happens after it."""
     one, log = segment(Identity(), torch.ones(10)), []
@@ -218,7 +219,7 @@ def test_a_wrong_frame_is_an_error_when_the_other_messages_have_come(wrong, thir
     assert [rank for rank, _ in came] == [0][:wrong]
 
 
-@pytest.mark.parametrize("reducer", [Ring(TopK(0.1)), Ring(BF16()), TwoShot(FFT()), TwoShot(BF16())], ids=repr)
+@cases(reducer=[Ring(TopK(0.1)), Ring(BF16()), TwoShot(FFT()), TwoShot(BF16())])
 def test_buffers_are_kept_from_step_to_step(reducer):
     """Those that messages arrive in too, which a single worker has none of."""
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
 from tersegrad.comm.metered import Metered
@@ -22,8 +23,8 @@ def gradient_of(n):
     return lambda rank, step: gaussian(n, 17, rank, step)
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
-@pytest.mark.parametrize("n", [1, 2, 100, 3001])
+@cases(size=[1, 3, 5])
+@cases(n=[1, 2, 100, 3001])
 def test_the_majority_decides(size, n):
     traces = run(SignSGD(), size, gradient_of(n), Layout.flat(n), steps=2)
     for step in range(2):
@@ -31,7 +32,7 @@ def test_the_majority_decides(size, n):
         assert all(torch.equal(trace.means[step], votes.sign()) for trace in traces)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@cases(size=[2, 4])
 def test_a_majority_decides_and_ties_go_each_way_as_often(size):
     n = 40_000
     traces = run(SignSGD(), size, gradient_of(n), Layout.flat(n), steps=2)
@@ -56,7 +57,7 @@ def test_ties_are_decided_anew_at_each_step_and_the_same_for_the_same_seed():
     assert abs(float((first.means[0] * other.means[0]).sum())) < 5 * math.sqrt(5000)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@cases(size=[1, 2, 3, 4])
 def test_the_magnitude_is_one_or_the_mean_over_workers(size):
     n = 1000
     one, mean = (
@@ -118,7 +119,7 @@ def test_traffic_does_not_grow_with_the_number_of_workers():
         assert bytes_sent(size, n) < n / 4 + 2 * size * (HEADER_NBYTES + 4)
 
 
-@pytest.mark.parametrize("magnitude", [math.nan, math.inf, -1.0])
+@cases(magnitude=[math.nan, math.inf, -1.0])
 def test_a_ballot_that_cannot_be_is_refused_with_its_rank(magnitude):
     ballot = _BALLOT.encode(gaussian(100), {})
     _set_magnitude(ballot, magnitude)
@@ -126,7 +127,7 @@ def test_a_ballot_that_cannot_be_is_refused_with_its_rank(magnitude):
         _read_ballot(ballot, 3)
 
 
-@pytest.mark.parametrize("arguments", [{"momentum": 1.0}, {"momentum": -0.1}, {"momentum": True}, {"scale": "two"}])
+@cases(arguments=[{"momentum": 1.0}, {"momentum": -0.1}, {"momentum": True}, {"scale": "two"}])
 def test_refusals(arguments):
     with pytest.raises(ValueError, match=r"from 0 to below 1|write 'one' or 'mean'"):
         SignSGD(**arguments)

@@ -2,12 +2,12 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from support.cases import cases
 from tersegrad.reducers.gradiveq.slices import SHARED, slicing
 
 MODULES = {
@@ -21,8 +21,8 @@ MODULES = {
     "transposed": nn.ConvTranspose2d(12, 20, 4),
     "large": nn.Conv2d(96, 80, 3),
 }
-every_module = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
-orders = pytest.mark.parametrize("order", ["position", "channel"])
+every_module = cases(module=MODULES.values())
+orders = cases(order=["position", "channel"])
 
 
 def random(shape):
@@ -30,7 +30,7 @@ def random(shape):
 
 
 @orders
-@pytest.mark.parametrize("size", [40, 300, 4096])
+@cases(size=[40, 300, 4096])
 @every_module
 def test_split_and_joined_again_is_the_same(module, size, order):
     shape = tuple(module.weight.shape)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad.reducers.gradiveq.subspace import Subspace
 
 SLICES, LENGTH, D = 12, 40, 7
@@ -30,11 +31,11 @@ def decoded(space, c):
     return slices.view(SLICES, LENGTH) + space.mean
 
 
-every_grouping = pytest.mark.parametrize("groups", [1, 3, SLICES])
+every_grouping = cases(groups=[1, 3, SLICES])
 
 
 @every_grouping
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@cases(workers=[1, 2, 5])
 def test_mean_of_coefficients_is_coefficients_of_the_mean(groups, workers):
     space, g = made(groups), gradients(workers)
     mean = torch.stack([coefficients(space, one) for one in g]).mean(0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support import exchange_cases
+from support.cases import cases
 from support.exchange_cases import WRONG, Corrupting, _Logged, _Tens, reduced, tens
 from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
@@ -19,9 +20,7 @@ from tersegrad.wrappers import ErrorFeedback
 COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("numel", [1, 3, 101])
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@cases(compressor=COMPRESSORS, numel=[1, 3, 101], size=[1, 2, 3, 4])
 def test_laws_for_sizes_that_do_not_divide(compressor, numel, size):
     gradient, layout = inputs.laplace(numel), Layout.flat(numel)
     reducers.check_step(ErrorFeedback(TwoShot(compressor)), size, gradient, layout)
@@ -61,9 +60,9 @@ def test_one_worker_is_the_compressor_alone():
         assert torch.allclose(rest, x - decoded, atol=1e-6)
 
 
-@pytest.mark.parametrize("compressor", [BF16(), TopK(0.3), FFT(0.5), QSGD()], ids=repr)
-@pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("rank", range(3))
+@cases(compressor=[BF16(), TopK(0.3), FFT(0.5), QSGD()])
+@cases(place=range(3))
+@cases(rank=range(3))
 def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
     xs = [inputs.laplace(60)(r, 0) for r in range(3)]
     xs[rank][20 * place + 3] = [float("nan"), float("inf"), float("-inf")][place]
@@ -71,8 +70,8 @@ def test_one_bad_value_anywhere_is_seen_everywhere(compressor, place, rank):
         assert not out.isfinite().all()
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("compressor", [Identity(), BF16(), TopK(0.05), QSGD()], ids=repr)
+@cases(size=[2, 4, 8])
+@cases(compressor=[Identity(), BF16(), TopK(0.05), QSGD()])
 def test_traffic_does_not_grow_with_the_workers(compressor, size):
     numel = 32_000
     payload = roundtrip(compressor, torch.randn(numel, generator=torch.Generator().manual_seed(0)))[1]
@@ -91,15 +90,15 @@ def test_every_segment_is_encoded_while_the_one_before_travels():
     assert log == [*first, "encode", *["start"] * 3, *["waited"] * 3]
 
 
-@pytest.mark.parametrize("text", ["TwoShot(BF16())", "ErrorFeedback(TwoShot(TopK(0.1)))", "TwoShot(QSGD())"])
-@pytest.mark.parametrize("numel", [3, 5000])
+@cases(text=["TwoShot(BF16())", "ErrorFeedback(TwoShot(TopK(0.1)))", "TwoShot(QSGD())"])
+@cases(numel=[3, 5000])
 def test_processes_do_what_threads_do(gloo4, text, numel):
     over_gloo = gloo4.run(exchange_cases.over_gloo, text, numel)
     assert over_gloo == threads.run(4, lambda comm: exchange_cases.outcome(comm, text, numel))
     assert over_gloo[0][0::2] == over_gloo[3][0::2]
 
 
-@pytest.mark.parametrize("says", WRONG)
+@cases(says=WRONG)
 def test_a_wrong_frame_names_its_sender(says):
     def work(comm):
         comm = Corrupting(comm, WRONG[says]) if comm.rank == 2 else comm
@@ -109,7 +108,7 @@ def test_a_wrong_frame_names_its_sender(says):
         threads.run(4, work)
 
 
-@pytest.mark.parametrize("text", ["TwoShot(BF16())", "SignSGD()"])
+@cases(text=["TwoShot(BF16())", "SignSGD()"])
 def test_a_wrong_frame_ends_every_process_within_the_timeout(gloo4, text):
     ends = gloo4.run(exchange_cases.corrupt_over_gloo, text, 8.0)
     assert all(ends[rank].startswith("FrameError: rank 2's frame is corrupt") for rank in (0, 1, 3)), ends

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.compressors import BF16, Identity
 from tersegrad.core import HEADER_NBYTES, Layout, Reducer, Step, reduce, state
@@ -89,7 +90,7 @@ def test_the_printed_hybrid_element_by_element():
     assert (vgc.v >= 0).all()
 
 
-@pytest.mark.parametrize(("alpha", "expected"), [(1.0, 20.0), (1.5, 87.1), (2.0, 247.0)])
+@cases("alpha expected", [(1.0, 20.0), (1.5, 87.1), (2.0, 247.0)])
 def test_pure_noise_waits_as_long_as_the_notes_say(alpha, expected):
     """g ~ N(0, 1), v += 1: steps per send in steady state, simulated for the notes with another program."""
     numel, begin, steps = 4000, 1500, 3000
@@ -110,7 +111,7 @@ def test_masks_shrink_as_alpha_grows():
         assert weaker.sum() > stronger.sum() > 0
 
 
-@pytest.mark.parametrize("scale", [2.0**-20, 2.0**-3, 2.0**15, -1.0])
+@cases(scale=[2.0**-20, 2.0**-3, 2.0**15, -1.0])
 def test_masks_do_not_depend_on_scale_or_sign(scale):
     plain, scaled = Run(VGC(alpha=1.5), 2000), Run(VGC(alpha=1.5), 2000)
     for step in range(5):
@@ -174,7 +175,7 @@ def test_feedback_keeps_exactly_the_rounding():
     assert torch.allclose(vgc.r.double(), total, atol=1e-5)
 
 
-@pytest.mark.parametrize("tau", [None, 0.05])
+@cases(tau=[None, 0.05])
 def test_words_carry_the_same_values_in_the_papers_bytes(tau):
     packed, words = (
         Run(VGC(alpha=1.0, tau=tau), 4000, ("a", "b")),
@@ -210,8 +211,8 @@ def test_without_squares_it_says_what_is_missing():
         vgc.step(torch.ones(10), None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@cases(
+    "arguments message",
     [
         ({"alpha": -1.0}, "alpha is a number from 0"),
         ({"alpha": True}, "alpha is a number"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.cases import cases
 from support.registered import REDUCERS
 from tersegrad import AllGather, AllReduce, ByName, Dense, ErrorFeedback, PerTensor, TopK, parse
 from tersegrad.compressors import BF16, FP16, Identity
@@ -31,7 +32,7 @@ def test_presets_are_reducers():
         assert isinstance(parse_reducer(name), Reducer)
 
 
-@pytest.mark.parametrize("spec", REDUCERS, ids=repr)
+@cases(spec=REDUCERS)
 def test_what_is_settled_stays_so(spec):
     end = settled(spec)
     assert isinstance(end, Reducer)
@@ -40,8 +41,8 @@ def test_what_is_settled_stays_so(spec):
         assert end == spec
 
 
-@pytest.mark.parametrize(
-    ("text", "end"),
+@cases(
+    "text end",
     [
         ("topk4", "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))"),
         ("ahead", "StepAhead(ErrorFeedback(AllGather(TopK(ratio=0.01, values=RangeFloat(bits=4)))))"),
@@ -63,8 +64,8 @@ def test_an_object_is_taken_as_it_is():
     assert parse(spec) is spec
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@cases(
+    "text says",
     [
         ("topkk", "'topkk' in 'topkk' is unknown. Presets: "),
         ("AllGather(Topk(0.1))", "Did you mean TopK?"),
@@ -83,8 +84,8 @@ def test_bad_text_is_refused_with_the_reason(text, says):
         parse(text)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "says"),
+@cases(
+    "make error says",
     [
         (lambda: TopK(0.0), ValueError, r"above 0 and at most 1. 1 % is TopK\(ratio=0.01\)"),
         (lambda: TopK(1.5), ValueError, "above 0 and at most 1"),

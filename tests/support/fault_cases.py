@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
 from tersegrad.core import Comm
+from tersegrad.engine.warm import warm
 from tersegrad.specs import parse_reducer
 
 TIMEOUT = 5.0

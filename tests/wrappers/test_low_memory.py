@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.compressors import BF16, Blockwise, Identity, PerTensor, TopK
 from tersegrad.core import Layout, Step, reduce, state
@@ -20,7 +21,7 @@ def test_with_a_lossless_codec_it_is_error_feedback():
         assert all(torch.equal(m, n) for m, n in zip(x.means + x.held, y.means + y.held, strict=True))
 
 
-@pytest.mark.parametrize(("codec", "lost"), [(BF16(), 2.0**-8), (Blockwise(), 2.0**-4)], ids=repr)
+@cases("codec lost", [(BF16(), 2.0**-8), (Blockwise(), 2.0**-4)])
 def test_only_the_rounding_of_the_residual_is_lost(codec, lost):
     """The telescoping sum is off by what was rounded away in each step, and no more."""
     steps = 12

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import parse
 from tersegrad.comm import threads
 from tersegrad.core import Layout, Step, contribution, reduce, state
@@ -47,10 +48,8 @@ def assert_same(a, b):
 # ---- what it is -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ["", ", nesterov=True", ", masking=False"])
-@pytest.mark.parametrize(
-    "inner", ["AllGather(TopK(0.05))", "AllGather(QSGD(4))", "Ring(BF16())", "TwoShot(TopK(0.1))", "Dense()"]
-)
+@cases(options=["", ", nesterov=True", ", masking=False"])
+@cases(inner=["AllGather(TopK(0.05))", "AllGather(QSGD(4))", "Ring(BF16())", "TwoShot(TopK(0.1))", "Dense()"])
 def test_without_momentum_it_is_error_feedback_bit_for_bit(inner, options):
     ours = run(f"MomentumCorrection({inner}, momentum=0.0{options})", 3, 10)
     theirs = run(f"ErrorFeedback({inner})", 3, 10)
@@ -59,7 +58,7 @@ def test_without_momentum_it_is_error_feedback_bit_for_bit(inner, options):
         assert torch.equal(a["residual"], b["residual"])
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
+@cases(nesterov=[False, True])
 def test_sent_whole_it_is_momentum_sgd(nesterov):
     """torch's optimizer with momentum on the mean gradient makes the steps that are sent here."""
     means = run(f"MomentumCorrection(Dense(), nesterov={nesterov}, masking=False)", 2, 20)[0][0]
@@ -95,9 +94,9 @@ def dgc(size, steps, ratio, momentum, nesterov, masking, clip):
     return means
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("masking", [False, True])
-@pytest.mark.parametrize("clip", [None, 3.0])
+@cases(nesterov=[False, True])
+@cases(masking=[False, True])
+@cases(clip=[None, 3.0])
 def test_it_is_dgc(nesterov, masking, clip):
     spec = f"MomentumCorrection(AllGather(TopK(0.05)), nesterov={nesterov}, masking={masking}, clip={clip})"
     ours = run(spec, 2, 20)[0][0]
@@ -165,13 +164,12 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
 WARM_UP = "'ratio', steps={0: 0.25, 2: 0.0625, 4: 0.015625}"
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
+@cases(
+    spec=[
         f"MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(0.05))), {WARM_UP}))",
         f"Schedule(MomentumCorrection(AllGather(PerTensor(SampledTopK(0.05)))), {WARM_UP})",
         "Schedule(MomentumCorrection(AllGather(TopK(0.05))), 'momentum', steps={0: 0.0, 3: 0.9})",
-    ],
+    ]
 )
 def test_the_warm_up_goes_on_after_a_checkpoint(spec):
     whole = run(spec, 2, 7)
@@ -186,7 +184,7 @@ def test_the_warm_up_goes_on_after_a_checkpoint(spec):
         assert counts[0] > 2 * counts[2] > 4 * counts[4] > 0
 
 
-@pytest.mark.parametrize("masking", [False, True])
+@cases(masking=[False, True])
 def test_a_residual_that_was_sent_masks_like_any_sending(masking):
     reducer = parse(f"MomentumCorrection(AllGather(TopK(0.05)), masking={masking})")
     _, memory = run(repr(reducer), 1, 4)[0]
@@ -203,7 +201,7 @@ def test_a_residual_that_was_sent_masks_like_any_sending(masking):
 # ---- clipping -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@cases(size=[1, 4])
 def test_each_tensor_is_clipped_to_its_share(size):
     """Alike on all workers, they add up: N workers with independent noise have a mean of norm clip / N."""
     spec = "MomentumCorrection(Dense(), momentum=0.0, clip=2.0)"
@@ -228,8 +226,8 @@ def test_huge_gradients_are_clipped_and_not_zeroed():
 # ---- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
+@cases(
+    "spec message",
     [
         ("MomentumCorrection(ErrorFeedback(AllGather(TopK(0.1))))", "ErrorFeedback inside has a memory"),
         ("ErrorFeedback(MomentumCorrection(AllGather(TopK(0.1))))", "MomentumCorrection inside has a memory"),

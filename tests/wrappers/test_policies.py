@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import parse
 from tersegrad.comm import threads
 from tersegrad.compressors import TopK
@@ -56,8 +57,8 @@ def test_a_memory_inside_policies_inside_policies_follows_its_parameter_into_oth
     reducers.check_telescoping(reducer, 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rules"),
+@cases(
+    "kind rules",
     [
         (ByName, {3: Dense()}),
         (ByName, {"*": TopK(0.1)}),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from support.cases import cases
 from tersegrad import parse
 from tersegrad.core import Layout, state
 from tersegrad.testing import runs
@@ -58,8 +59,8 @@ def test_a_step_that_was_not_finite_does_not_count():
     assert [int(mean.count_nonzero()) for mean in traces[0].means[1:]] == [100, 20]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@cases(
+    "arguments message",
     [
         ("'ratio'", "give one of steps, drops, smoothness; none was given"),
         ("'ratio', steps={0: 0.1}, smoothness=1.0", "steps and smoothness was given"),

@@ -4,13 +4,16 @@ import logging
 import time
 
 import torch
+from torch import Tensor
 
+from tersegrad import kernels
 from tersegrad.comm import threads
-from tersegrad.core import Comm, Layout, Reducer, Step, phases
+from tersegrad.compressors import _indices
+from tersegrad.core import Comm, Layout, Needs, Reducer, Step, needs_of, phases
 from tersegrad.core import state as states
 
-SHORT = Layout(("weight", "bias", "filter"), ((64, 64), (64,), (8, 8, 3, 3)))
-LONG = Layout(("weight", "bias", "filter"), ((2048, 1024), (64,), (8, 8, 3, 3)))  # other kernels are at work there
+SHORT = Layout(("weight", "bias", "filter"), ((64, 64), (64,), (16, 16, 3, 3)))
+LONG = Layout(("weight", "bias", "filter"), ((2048, 1024), (64,), (16, 16, 3, 3)))  # other kernels are at work there
 STEPS = 6  # enough for what learns from a few steps
 QUIET = 1.0  # seconds that may pass without a line of log
 
@@ -29,13 +32,46 @@ def warm(spec: Reducer, numel: int) -> float:
 
     started, before = time.perf_counter(), cpu.compilations()
     with cpu.compile_lock():
-        for phase in phases(spec):
-            for layout in (SHORT, LONG) if numel >= LONG.numel // 2 else (SHORT,):
+        layouts = (SHORT, LONG) if numel >= LONG.numel // 2 else (SHORT,)
+        for layout in layouts:
+            _run_host(needs_of(spec), layout)
+            for phase in phases(spec):
                 _run_once(phase, layout)
     seconds, count = time.perf_counter() - started, cpu.compilations().functions - before.functions
     if count and seconds > QUIET:
         _log.info("compiled %d kernels for %r in %.1f s; they are cached on this machine", count, spec, seconds)
     return seconds
+
+
+def _run_host(needs: Needs, layout: Layout) -> None:
+    """What engine and hosts themselves call."""
+    x = torch.ones(layout.numel)
+    kernel = kernels.on(x)
+    kernel.all_finite(x)
+    kernel.xxh64(x.view(torch.uint8))
+    if needs.lookahead:
+        kernel.add_scaled(x, x, 0.5, torch.empty_like(x))
+    for density in (2, 32):
+        _indices.decode(*_encoded_indices(64 * density, density))
+    if needs.squares is not None:
+        kernel.add_squares(torch.zeros(4), torch.ones(8))
+        kernel.add_token_squares(torch.zeros(4), torch.zeros(2, dtype=torch.int64), torch.ones(4), 2, -1)
+
+
+def _encoded_indices(universe: int, every: int) -> tuple[int, Tensor, int, int, Tensor]:
+    """Arguments to decode one index of every so many, which is a bitmap or gaps."""
+    chosen = (torch.arange(universe // every, dtype=torch.int32) * every) + torch.arange(universe // every) % every
+    chosen = chosen.to(torch.int32)
+    body = torch.empty(_indices.max_nbytes(chosen.numel(), universe), dtype=torch.uint8)
+    form, nbytes = _indices.encode(chosen, universe, body)
+    return form, body[:nbytes], chosen.numel(), universe, torch.empty_like(chosen)
+
+
+def _gradient(numel: int, number: int) -> Tensor:
+    """In turn one with neighbours of like size and one with none: index codecs have several forms."""
+    if number % 2:
+        return torch.linspace(-1.0, 1.0 + number, numel).pow_(3)
+    return ((torch.arange(numel) * 2654435761 % 2**32).float() / 2**31 - 1.0).pow_(3)
 
 
 _done: set[tuple[int, int]] = set()  # fingerprints of phases that have run in this process, and layouts
@@ -55,7 +91,7 @@ def _run(spec: Reducer, layout: Layout) -> None:
     def work(comm: Comm) -> None:
         state = spec.init(layout, comm)
         for number in range(steps):
-            x = torch.linspace(-1.0, 1.0 + number, layout.numel).pow_(3)
+            x = _gradient(layout.numel, number + comm.rank)
             step = Step(layout, number, lr=1.0, squares=x.square())
             spec.start(step, x, x, state, comm)()
             states.commit(state)
