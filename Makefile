@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow fuzz fuzz-bounds soak check lint types bench clean
+.PHONY: demo test slow fuzz fuzz-bounds soak check lint types rooms bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,13 +22,13 @@ slow: $(READY)  ## the slow tier: minutes of real training over real slow links
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200
 
 fuzz: $(READY)  ## a million mutated frames over all codecs (some minutes)
-	$(BIN)/python -m tersegrad.testing.fuzz --frames 1000000
+	$(BIN)/python -m tersegrad.lab.fuzz --frames 1000000
 
 fuzz-bounds: $(READY)  ## fewer frames, with every array access of every kernel checked (compiles all kernels anew)
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/numba-bounds $(BIN)/python -m tersegrad.testing.fuzz --frames 50000
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/numba-bounds $(BIN)/python -m tersegrad.lab.fuzz --frames 50000
 
 soak: $(READY)  ## ten thousand steps of random methods with restarts, NaNs and real processes (some minutes)
-	$(BIN)/python -m tersegrad.testing.soak --steps 10000
+	$(BIN)/python -m tersegrad.lab.soak --steps 10000
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -37,9 +37,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+rooms: $(READY)  ## imports go downwards only
+	$(BIN)/lint-imports
 
-bench: $(READY)  ## the figures of benchmarks/README.md (about ten minutes on a quiet machine)
+check: lint types rooms test  ## what CI runs
+
+bench: $(READY)  ## the figures of benchmarks/README.md (long; needs a quiet machine)
 	$(BIN)/python benchmarks/run_all.py
 
 clean:

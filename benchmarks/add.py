@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.kernels import cpu, reference
 from tersegrad.kernels.cpu.add import stream_scaled
 from tersegrad.kernels.cpu.topk_of_sum import add_top_k_streamed
 from tersegrad.kernels.ops import top_k_capacity
+from tersegrad.lab.timing import Times, environment, interleave, write_rows
 
 LENGTHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 6_553_600, 25_000_000)  # 6.5 M is DDP's bucket of 25 MB
 RATIO = 0.01

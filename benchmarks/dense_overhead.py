@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad.cli.timing import environment, interleave, write_rows
+from tersegrad.lab.timing import environment, interleave, write_rows
 
 
 def model() -> nn.Module:

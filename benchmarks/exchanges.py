@@ -18,10 +18,10 @@ import torch
 
 import workers
 from tersegrad import Metered, Throttled
-from tersegrad.cli.timing import Times, environment, write_rows
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import Comm, Layout, Step, reduce
 from tersegrad.core import state as states
+from tersegrad.lab.timing import Times, environment, write_rows
 from tersegrad.specs import parse_reducer
 
 SPECS = (

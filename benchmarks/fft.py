@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tersegrad import FFT
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.compressors.fft import fourier
 from tersegrad.core import Layout, accumulate, subtract
 from tersegrad.core import state as states
 from tersegrad.kernels.cpu import fold, top_k
 from tersegrad.kernels.ops import top_k_capacity
+from tersegrad.lab.timing import Times, environment, interleave, write_rows
 
 BLOCK = fourier.BLOCK
 WARMUP = 3  # encodings before the clock starts: the value codec chooses its mantissa in the first

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import FFT, PerTensor, RangeFloat, TopK
-from tersegrad.cli.timing import environment, write_rows
 from tersegrad.compressors.fft.fourier import LONGEST
 from tersegrad.core import Compressor, Layout
 from tersegrad.engine.roundtrip import decode
+from tersegrad.lab.timing import environment, write_rows
 
 THETAS = (0.5, 0.85, 0.95, 0.99)
 CUTS = {

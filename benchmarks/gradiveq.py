@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 import workers
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.comm.throttled import Throttled
@@ -29,6 +28,7 @@ from tersegrad.compressors import QSGD
 from tersegrad.core import Comm, Layout, Reducer, State, Step, reduce
 from tersegrad.core import state as states
 from tersegrad.lab.models import vgg16
+from tersegrad.lab.timing import environment, interleave, write_rows
 from tersegrad.reducers import Dense, GradiVeQ, TwoShot
 from tersegrad.reducers.gradiveq.subspace import Subspace
 

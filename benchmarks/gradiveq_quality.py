@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tersegrad.cli.timing import environment, write_rows
 from tersegrad.comm import threads
 from tersegrad.core import Comm, Layout, Step, reduce
 from tersegrad.core import state as states
+from tersegrad.lab.timing import environment, write_rows
 from tersegrad.reducers import GradiVeQ
 
 METHODS = [

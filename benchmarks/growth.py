@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from tersegrad import Metered
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.comm import threads
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import Comm, Compressor, Layout, Payload, State, Step, Transformed, accumulate, reduce
 from tersegrad.core import state as states
 from tersegrad.lab import plots
+from tersegrad.lab.timing import environment, interleave, write_rows
 from tersegrad.plan import codecs
 from tersegrad.plan.cost import Link
 from tersegrad.specs import parse, parse_reducer

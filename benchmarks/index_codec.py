@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.compressors import _indices as codec
+from tersegrad.lab.timing import environment, interleave, write_rows
 
 N = 25_000_000
 DENSITIES = (0.001, 0.01, 0.1)

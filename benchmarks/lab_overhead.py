@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from tersegrad.cli.timing import Times, environment, write_rows
+from tersegrad.lab.timing import Times, environment, write_rows
 from tersegrad.lab.train import read_events
 
 BY_HAND = """

@@ -22,7 +22,7 @@ from torch._C._profiler import _EventType
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
+from tersegrad.lab.timing import Times, environment, interleave, write_rows
 from tersegrad.lab.workloads import Batch, find
 from tersegrad.per_sample import PerBackward, PerSample
 

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 import contenders
 from contenders import Contender
-from tersegrad.cli.timing import environment, write_rows
 from tersegrad.comm.torch import TorchComm
 from tersegrad.core import Comm
+from tersegrad.lab.timing import environment, write_rows
 from tersegrad.plan import advice, probe
 from tersegrad.plan.advice import Setting
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.compressors import BF16, QSGD, Blockwise, Natural, OneBit, ScaledSign, TernGrad
 from tersegrad.core import Compressor, Layout, accumulate, state
 from tersegrad.engine.roundtrip import decode
 from tersegrad.kernels import reference
+from tersegrad.lab.timing import Times, environment, interleave, write_rows
 
 SPECS: tuple[Compressor, ...] = (
     ScaledSign(),

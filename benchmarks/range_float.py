@@ -15,10 +15,10 @@ from torch import Tensor
 
 from quantisers import Contestant
 from tersegrad import kernels
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.compressors import BF16, QSGD, RangeFloat
 from tersegrad.core import Compressor
 from tersegrad.kernels.ops import packed_nbytes
+from tersegrad.lab.timing import environment, interleave, write_rows
 
 SPECS: tuple[Compressor, ...] = (
     RangeFloat(4),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.kernels import cpu
+from tersegrad.lab.timing import Times, environment, interleave, write_rows
 
 LENGTHS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 6_553_600, 25_000_000)  # 6.5 M is DDP's bucket of 25 MB
 ONE_BY_ONE, TOGETHER = "one after the other", "together"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import SIDCo
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.compressors import _indices as index_codec
 from tersegrad.core import Layout, accumulate, subtract
 from tersegrad.core import state as states
+from tersegrad.lab.timing import environment, interleave, write_rows
 
 
 class Plain:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.cli.timing import Times, environment, interleave, write_rows
 from tersegrad.compressors import GaussianK, RandomK, RedSync, SampledTopK, Threshold
 from tersegrad.core import Compressor, Layout, state
+from tersegrad.lab.timing import Times, environment, interleave, write_rows
 
 RATIOS = (0.01, 0.001)
 MOMENTUM = 0.9

@@ -28,10 +28,10 @@ import torch.distributed as dist
 
 import contenders
 from contenders import MAIN, WORKER, Block, Contender, of
-from tersegrad.cli.timing import environment, write_rows
 from tersegrad.core import Layout
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
+from tersegrad.lab.timing import environment, write_rows
 from tersegrad.plan import codecs, model
 from tersegrad.plan.cost import payloads_decoded
 

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.compressors import SIDCo, Sparse, TopK
 from tersegrad.core import Layout, state
+from tersegrad.lab.timing import environment, interleave, write_rows
 
 RATIOS = (0.1, 0.01, 0.001)
 PRACTICE = 40  # steps until SIDCo's controller has settled

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.kernels.cpu import all_finite, top_k
 from tersegrad.kernels.ops import top_k_capacity
+from tersegrad.lab.timing import environment, interleave, write_rows
 
 RATIOS = (0.01, 0.001)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from tersegrad.cli.timing import environment, interleave, write_rows
 from tersegrad.comm import threads
 from tersegrad.core import Layout, Step, back_buffer, reduce, subtract
 from tersegrad.core import state as states
+from tersegrad.lab.timing import environment, interleave, write_rows
 from tersegrad.reducers import VGC
 from tersegrad.wrappers import ErrorFeedback
 

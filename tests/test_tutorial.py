@@ -74,7 +74,7 @@ def test_an_installed_package_is_found_by_its_entry_point(folder):
     (site / "every_other.py").write_text(blocks("python")[0])
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: every-other\nVersion: 1.0\n")
     entry = re.search(r"\[project.entry-points.tersegrad\]\n(.*)\n", blocks("toml")[0]).group(1).replace('"', "")
-    (info / "entry_points.txt").write_text(f"[{spec.ENTRY_POINT_GROUP}]\n{entry}\n")
+    (info / "entry_points.txt").write_text(f"[{specs.ENTRY_POINT_GROUP}]\n{entry}\n")
     script = f"import sys; sys.path.insert(0, {str(site)!r}); import tersegrad; print(tersegrad.parse('EveryOther()'))"
     done = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True, timeout=120)
     assert done.stdout == "EveryOther()\n", done.stderr

@@ -6,8 +6,6 @@
 The contract of every method is the docstring of ``tersegrad.core``.
 """
 
-__version__ = "0.2.0"
-
 import warnings
 from typing import Any
 
@@ -38,6 +36,7 @@ from tersegrad.compressors import (
     TopK,
 )
 from tersegrad.core import Comm, Compressor, Layout, Payload, Reducer, Step
+from tersegrad.core.version import __version__
 from tersegrad.engine.roundtrip import roundtrip
 from tersegrad.hosts import Handle, attach
 from tersegrad.reducers import VGC, AllGather, AllReduce, Dense, GradiVeQ, PowerSGD, Ring, SignSGD, TwoShot
@@ -106,6 +105,7 @@ __all__ = [
     "TopK",
     "TwoShot",
     "Warmup",
+    "__version__",
     "attach",
     "parse",
     "roundtrip",

@@ -103,6 +103,52 @@ def test_flush_hands_out_all_that_was_late(gloo4, spec, after_loading):
         assert result["left"] == 0
 
 
+SHORT_TOPK4 = (
+    "ErrorFeedback(Schedule(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))), 'ratio', steps={0: 0.25, 4: 0.03}))"
+)
+IN_PHASE = {  # spec, steps to get into the phase, what is sent in it at most, and the link
+    "auto past its trials": ("Auto({'topk': AllGather(TopK(0.02))}, warmup=1, trial=3)", 60, 10.0, "20Mbit"),
+    "gradiveq past its warm-up": (
+        "GradiVeQ(warmup=2, learn=3, compress=50, worst=None, drift=None, tiny=0, linear=True)",
+        8,
+        1.0,
+        None,
+    ),
+    "topk4 past its beginning": (SHORT_TOPK4, 6, 20.0, None),
+    "ahead past its beginning": (f"StepAhead({SHORT_TOPK4})", 6, 20.0, None),
+    "dgc past its beginning": (
+        "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(0.01))), 'ratio', steps={0: 0.25, 4: 0.01}))",
+        6,
+        4.0,
+        None,
+    ),
+    "a warm-up that is over": ("Warmup(ErrorFeedback(AllGather(TopK(0.05))), steps=3)", 6, 5.0, None),
+}
+
+
+@pytest.mark.parametrize("phase", IN_PHASE)
+def test_replicas_and_resuming_in_the_phase_that_a_preset_is_for(gloo4, phase):
+    spec, before, ratio, bandwidth = IN_PHASE[phase]
+    results = gloo4.run(ddp_cases.in_phase, spec, before, 4, bandwidth)
+    assert all_equal([r["digest"] for r in results])
+    assert min(r["ratio"] for r in results) > ratio, "it does not compress here"
+    if "auto" not in phase:  # which goes by the clock
+        assert all(r["resumed"] == r["digest"] for r in results)
+    if "gradiveq" in phase:
+        assert any(report["fits"] for report in results[0]["layers"].values())
+
+
+LARGE = ["none", "bf16", "topk", "sidco", "int8", "powersgd", "topk4", "ErrorFeedback(Ring(TopK(0.02)))"]
+
+
+def test_nothing_is_lost_in_buckets_of_a_million_floats(gloo4):
+    for found in gloo4.run(ddp_cases.large, LARGE):
+        for spec, result in found.items():
+            assert result["same"], f"{spec}: replicas differ"
+            assert result["largest"] > 1 << 20
+            assert result["error"] < (0.02 if spec == "bf16" else 1e-5), f"{spec}: {result}"
+
+
 def test_refusals_say_what_to_do(gloo4):
     for said in gloo4.run(ddp_cases.refusals):
         assert "TypeError: attach() needs a DistributedDataParallel model, and this is a Net" in said["not ddp"]

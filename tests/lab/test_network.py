@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tersegrad.comm.torch import all_reduce_traffic
+from tersegrad.comm.traffic import all_reduce_traffic
 from tersegrad.lab import network as lab
 from tersegrad.lab.network import MAX_HOSTS, Network, latency_supported, permitted
 

@@ -47,11 +47,16 @@ def test_what_is_settled_stays_so(spec):
         ("topk4", "ErrorFeedback(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))))"),
         ("ahead", "StepAhead(ErrorFeedback(AllGather(TopK(ratio=0.01, values=RangeFloat(bits=4)))))"),
         ("Schedule(AllGather(TopK(0.1)), 'ratio', steps={9: 0.3, 0: 0.2})", "AllGather(TopK(ratio=0.3))"),
-        ("ByName({'a': Warmup(SignSGD())}, default=Warmup(Dense()))", "ByName({'a': SignSGD()}, Dense())"),
     ],
 )
 def test_beginnings_are_left_out_wherever_they_are(text, end):
     assert settled(parse(text)) == parse(end)
+
+
+def test_beginnings_are_left_out_inside_policies():
+    # Known to fail: policies do not override active().
+    text = "ByName({'a': Warmup(SignSGD())}, default=Warmup(Dense()))"
+    assert settled(parse(text)) == parse("ByName({'a': SignSGD()}, Dense())")
 
 
 def test_a_law_of_the_learning_rate_never_settles():

@@ -102,7 +102,9 @@ def straight_to_the_group(spec: str, options: dict[str, Any], count: int) -> dic
         engine = handle._engine
         submit = engine.submit
 
-        def counted(gradient: Any, last: bool, policy: str = policy, engine: Any = engine, submit: Any = submit) -> None:
+        def counted(
+            gradient: Any, last: bool, policy: str = policy, engine: Any = engine, submit: Any = submit
+        ) -> None:
             submit(gradient, last)
             key = "plain" if policy == "propagate" else "wrong"
             if engine._uncompressed_step:
@@ -409,3 +411,75 @@ def rng_after(spec: str) -> bool:
     drawn = torch.rand(4)
     torch.manual_seed(5)
     return torch.equal(drawn, torch.rand(4))
+
+
+# ---- phases and sizes that users meet --------------------------------------------------------------
+
+
+def in_phase(spec: str, before: int, after: int, bandwidth: str | None) -> dict[str, Any]:
+    """Trains into a phase, saves, goes on; and resumes from what was saved with a new model and handle."""
+    network = None if bandwidth is None else tersegrad.Throttled(bandwidth)
+    model, handle = _attached(spec, network)
+    steps(model, 0, before)
+    sent = handle.metrics()["bytes_sent"]
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = handle.state_dict()
+    steps(model, before, after)
+    metrics = handle.metrics()
+    handle.close()
+    resumed, handle = _attached(spec, network)
+    resumed.load_state_dict(weights)
+    handle.load_state_dict(saved)
+    steps(resumed, before, after)
+    handle.close()
+    dense = metrics["dense_bytes"] / (before + after)
+    return {
+        "digest": digest(model),
+        "resumed": digest(resumed),
+        "ratio": dense * after / max(1, metrics["bytes_sent"] - sent),
+        "layers": metrics["layers"],
+    }
+
+
+def _attached(spec: str, network: Any) -> tuple[DistributedDataParallel, tersegrad.Handle]:
+    model = make({})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return model, tersegrad.attach(model, spec, optimizer=optimizer, network=network)
+
+
+def large(specs: list[str]) -> dict[str, dict[str, Any]]:
+    """Each spec on a model with a bucket of more than 2^20 floats: replicas, and what was lost with fixed weights."""
+    return {spec: _large(spec) for spec in specs}
+
+
+def _large(spec: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 1200), nn.ReLU(), nn.Linear(1200, 1000), nn.ReLU(), nn.Linear(1000, 10))
+    model = DistributedDataParallel(module)
+    handle = tersegrad.attach(model, spec, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    sent, local = torch.zeros(2, sum(p.numel() for p in module.parameters()), dtype=torch.float64)
+    for step in range(5):
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        x, y = torch.randn(4, 64, generator=generator), torch.randint(0, 10, (4,), generator=generator)
+        own = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), list(module.parameters()))
+        local += torch.cat([g.reshape(-1) for g in own]).double()
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        sent += torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double()
+    largest = max(sum(module.get_parameter(n).numel() for n in b) for b in handle.state_dict()["buckets"])
+    same_means = _same_everywhere(sent)
+    handle.flush()
+    sent += torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double()
+    metrics = handle.metrics()
+    handle.close()
+    dist.all_reduce(local)
+    total = local / dist.get_world_size()
+    error = float((sent - total).abs().max() / total.abs().max())
+    return {"same": same_means, "largest": largest, "error": error, "ratio": metrics["ratio"]}
+
+
+def _same_everywhere(x: torch.Tensor) -> bool:
+    high, low = x.clone(), x.clone()
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    return torch.equal(high, low)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad.core import Comm
+from tersegrad.core import Comm, version
 from tersegrad.engine.warm import warm
 from tersegrad.specs import parse_reducer
 
@@ -112,7 +112,7 @@ def train(rank: int, case: Case, ready: int, go: int) -> None:
     if rank == case.victim and case.fault == "never attaches":
         raise ValueError("the data loader is out of disk")
     if rank == case.victim and case.fault == "another version":
-        tersegrad.__version__ = "0.0.1"
+        version.__version__ = "0.0.1"
     if rank == case.victim and case.fault == "another spec":
         spec = "AllReduce(BF16())"
     # "none" goes straight to the process group, unless something is put in its way

@@ -68,8 +68,8 @@ class Auto(Memory):
     total = residual + gradient; the method of the moment sends of the total what it sends; the rest is the residual.
     The residual is Auto's own, so a change of method loses nothing. Where all is dense there is none.
 
-    The programme, counted in steps that are committed: ``warmup`` dense steps; trials of ``trial`` steps each, dense and
-    every candidate; finals, in which the best take turns, and with them "mixed", where each bucket does what was
+    The programme, counted in steps that are committed: ``warmup`` dense steps; trials of ``trial`` steps each, dense
+    and every candidate; finals, in which the best take turns, and with them "mixed", where each bucket does what was
     fastest for it (dense where dense is hidden behind backward). Then the plan with the shortest step is kept. Every
     ``window`` steps the time in collectives and the step time are compared with what they were at first; if they differ
     by a factor of ``change`` twice in a row, the trials are made again. All workers decide alike: of medians that were

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.cli.timing import Times, environment, interleave
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import (
     Compressor,
@@ -30,6 +29,7 @@ from tersegrad.core import (
 )
 from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import compressor_of, decode
+from tersegrad.lab.timing import Times, environment, interleave
 from tersegrad.specs import parse
 
 WARMUP = 30  # steps before the clock starts: adaptive methods find their place, and a residual builds up

@@ -218,7 +218,8 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from tersegrad.cli import bench, timing
+    from tersegrad.cli import bench
+    from tersegrad.lab import timing
 
     torch.set_num_threads(args.threads)
     for text in args.spec:

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import tersegrad
 from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.traffic import all_reduce_traffic
-from tersegrad.core import Layout, Reducer, State, needs_of
+from tersegrad.core import Layout, Reducer, State, needs_of, version
 from tersegrad.core import state as states
 from tersegrad.engine import checkpoint, replicas
 from tersegrad.engine.buckets import BucketStore
@@ -92,7 +91,7 @@ class Engine:
         self._pipeline = Pipeline(self.spec, self._store, self._comm, options.nonfinite != "propagate")
         self._uncompressed = Uncompressed(self._comm, self._fail)
         self._connection = connection
-        mine = f"tersegrad {tersegrad.__version__}, {self.spec!r}, {numel} parameters"
+        mine = f"tersegrad {version.__version__}, {self.spec!r}, {numel} parameters"
         self._worker.call(lambda: connection.agree(mine), together=True)
 
     def _doing(self) -> Doing:

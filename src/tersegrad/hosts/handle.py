@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from tersegrad.core import Reducer
+from tersegrad.core.memory_format import shaped
 from tersegrad.engine import Engine
-from tersegrad.engine.memory_format import shaped
 from tersegrad.hosts.parameter_shift import ParameterShift
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad import kernels
-from tersegrad.engine.memory_format import flat, shaped
+from tersegrad.core.memory_format import flat, shaped
 from tersegrad.hosts._copies import Hook
 
 SAMPLE = 4096  # elements of the gradient that are looked at, about

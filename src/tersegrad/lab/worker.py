@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tersegrad
-from tersegrad.cli.timing import environment
 from tersegrad.comm.throttled import Throttled
 from tersegrad.comm.traffic import all_reduce_traffic
 from tersegrad.hosts.handle import Handle
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
+from tersegrad.lab.timing import environment
 from tersegrad.lab.workloads import Workload
 from tersegrad.specs import load_module
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tersegrad.engine.memory_format import shaped
+from tersegrad.core.memory_format import shaped
 
 
 class SquaredGradients(ABC):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tersegrad.cli.timing import environment
 from tersegrad.comm.units import parse_rate, parse_time, show_bytes
+from tersegrad.lab.timing import environment
 from tersegrad.plan import advice, codecs, model
 from tersegrad.plan.advice import Setting
 from tersegrad.plan.codecs import BucketCost, Network

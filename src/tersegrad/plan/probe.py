@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersegrad.cli.timing import environment
 from tersegrad.comm.numbers import all_gather_floats
 from tersegrad.comm.throttled import Throttled
 from tersegrad.comm.torch import TorchComm
 from tersegrad.comm.units import parse_time
 from tersegrad.core import Comm, Layout
+from tersegrad.lab.timing import environment
 from tersegrad.plan import codecs, model, sync_overhead
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load

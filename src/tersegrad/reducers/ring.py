@@ -110,7 +110,7 @@ class _Lane:
         segment = self._segment(1 - hop)
         payload = self._receive(segment) if hop else self._payload
         if hop < self.comm.size - 1:
-            self._send(payload.frame() if hop else segment.seal(payload), self._segment(-hop))
+            self._send(payload.frame() if hop and segment.numel else segment.seal(payload), self._segment(-hop))
         segment.decode(payload, _previous(self.comm) if hop else self.comm.rank)
 
     def _segment(self, place: int) -> Segment:

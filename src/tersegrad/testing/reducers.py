@@ -314,7 +314,7 @@ def check_splitting(reducer: Reducer, traces: list[Trace]) -> None:
     threads.run(len(traces), work)
 
 
-def check_degenerate(reducer: Reducer, x: Tensor, size: int = 2) -> None:
+def check_degenerate(reducer: Reducer, x: Tensor, size: int = 3) -> None:
     """Nothing raises, nothing becomes non-finite, the law holds."""
     traces = run(reducer, size, lambda rank, step: x.clone(), Layout.flat(x.numel()))
     for trace in traces:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tersegrad.core import Needs, Reducer, Wrapper, param, remembers
+from tersegrad.core import Needs, Reducer, Wrapper, param, phases, remembers
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,3 +42,8 @@ class StepAhead(Wrapper):
     def needs(self) -> Needs:
         """Shifted weights, and the learning rate that they are shifted by."""
         return Needs(lr=True, lookahead=self.by)
+
+
+@phases.register
+def _phases(reducer: StepAhead) -> list[Reducer]:
+    return phases(reducer.inner)

@@ -1,0 +1,3 @@
+"""The version of the package; ranks compare it at attach."""
+
+__version__ = "0.2.0"
