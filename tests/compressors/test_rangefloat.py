@@ -1,4 +1,4 @@
-"""RangeFloat as a compressor: bytes, ranges, the choice of the mantissa over steps, refusals. Codes: test_rangefloat_codes.py."""
+"""RangeFloat as a compressor: bytes, ranges, the choice of the mantissa over steps, refusals."""
 
 import math
 

@@ -75,7 +75,6 @@ def test_every_member_of_every_contract_is_protected():
 
 
 def test_a_parameter_called_contract_is_refused_alike():
-    # Known to fail: it is refused, but with "unsupported operand type(s) for -: 'int' and 'set'".
     assert "'contract' would hide 'contract'" in refusal(Reducer, "contract")
 
 

@@ -34,7 +34,6 @@ def test_laws_for_sizes_that_do_not_divide(compressor, size):
 @cases(compressor=COMPRESSORS, numel=[1, 3], size=[1, 2, 3, 4])
 def test_laws_for_fewer_elements_than_pieces(compressor, numel, size):
     """Some pieces are empty: no message is sent for them."""
-    # Known to fail from three workers on: a total that is passed on is sent as 64 bytes though its piece is empty.
     check_laws(compressor, numel, size)
 
 
@@ -181,7 +180,6 @@ def test_processes_do_what_threads_do(gloo4, text):
 
 @cases(text=["Ring(BF16())", "ErrorFeedback(Ring(TopK(0.1)))", "Ring(QSGD(), pieces=3)"])
 def test_processes_do_what_threads_do_with_fewer_elements_than_pieces(gloo4, text):
-    # Known to fail, for the same reason as the laws for fewer elements than pieces; the threads fail first.
     check_processes(gloo4, text, 3)
 
 

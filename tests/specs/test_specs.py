@@ -54,7 +54,6 @@ def test_beginnings_are_left_out_wherever_they_are(text, end):
 
 
 def test_beginnings_are_left_out_inside_policies():
-    # Known to fail: policies do not override active().
     text = "ByName({'a': Warmup(SignSGD())}, default=Warmup(Dense()))"
     assert settled(parse(text)) == parse("ByName({'a': SignSGD()}, Dense())")
 

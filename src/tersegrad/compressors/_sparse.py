@@ -30,6 +30,7 @@ from tersegrad.core import (
     require_length,
     scratch,
     sections,
+    subtract,
 )
 
 FEW = 0.125  # of the elements, all workers together: payloads of so many are unpacked side by side
@@ -91,6 +92,9 @@ class Selective(Compressor):
 
     def _unpack_into(self, payload: Payload, front: _Front, universe: int, chosen: Tensor, values: Tensor) -> None:
         _indices.decode(front.form, payload.body[: front.nbytes], front.positions, universe, chosen)
+        self._unpack_values(payload, front, values)
+
+    def _unpack_values(self, payload: Payload, front: _Front, values: Tensor) -> None:
         body, meta = payload.body[front.values_start :], payload.meta[_META.size :]
         accumulate(self.values, Payload(body, values.numel(), meta), values.zero_())
 
@@ -123,7 +127,9 @@ class Sparse(Selective):
         kernels.on(x).gather(x, chosen, picked)
         if not kernels.on(x).all_finite(picked):
             return Payload.nonfinite(x.numel(), state, x.device)
-        return self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
+        payload = self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
+        state["_encoded"] = payload, chosen
+        return payload
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc[indices] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
@@ -140,6 +146,18 @@ def _encode_sum(compressor: Sparse, x: Sum, state: State) -> Payload:
     """Add and select, then pack."""
     require_int32(x.total)
     return compressor._encode_chosen(x.total, compressor.select_sum(x, state), state)
+
+
+@subtract.register
+def _subtract(compressor: Sparse, payload: Payload, x: Tensor, state: State) -> None:
+    """The positions of the last payload are still there: only its values are decoded."""
+    encoded, chosen = state.get("_encoded", (None, None))
+    if encoded is not payload or not payload.finite:
+        accumulate(compressor, payload, x, -1.0)
+        return
+    values = scratch(state, "own values", chosen.numel(), torch.float32, x.device)
+    compressor._unpack_values(payload, _read_front(payload, payload.numel), values)
+    kernels.on(x).scatter_add(x, chosen, values, -1.0)
 
 
 @decode_sum.register

@@ -41,6 +41,11 @@ class Payload:
         return Payload(memory[front:], numel, meta, memory=memory)
 
     @staticmethod
+    def lend(memory: Tensor, state: State) -> None:
+        """The next payload of this state is made in this memory, which ``frame`` returned once, if it is large enough."""
+        state["_payload"] = memory
+
+    @staticmethod
     def nonfinite(numel: int, state: State, device: torch.device) -> "Payload":
         """The payload of a vector that holds a NaN or an infinity."""
         payload = Payload.empty(0, numel, state, device)

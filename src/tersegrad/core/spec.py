@@ -49,7 +49,9 @@ class Spec:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        hidden = [name for name in vars(cls).get("__annotations__", {}) if name in cls.contract - _class_variables(cls)]
+        members = frozenset[str]().union(*(base.contract for base in cls.__mro__[1:] if issubclass(base, Spec)))
+        parameters = set(vars(cls).get("__annotations__", {})) - _class_variables(cls)
+        hidden = sorted(parameters & members)
         if hidden:
             raise TypeError(
                 f"{cls.__name__}: a parameter called {hidden[0]!r} would hide {hidden[0]!r}, which every "

@@ -160,6 +160,7 @@ class Segment:
     def _add_transformed(self, terms: list[Term]) -> None:
         """All terms have the same scale: they are summed in the compressor's domain and come back once."""
         if terms:
+            assert len({term.scale for term in terms}) == 1
             total = scratch(self.memory, "sum", self.x.numel(), torch.float32, self.x.device)
             with _blaming(*(term.rank for term in terms)):
                 decode_sum(self.compressor, [term.payload for term in terms], terms[0].scale, total, self.state)

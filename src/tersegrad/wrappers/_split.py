@@ -1,6 +1,7 @@
 """What policies share: each parameter of a bucket goes to one of several reducers, packed with others of its kind."""
 
 from abc import abstractmethod
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -85,11 +86,26 @@ class Split(Composite):
         for key, memory in state["parts"].items():
             reducers[key].clear(self._packing(layout, memory).layout, memory["inner"])
 
+    def active(self, state: State | None, number: int) -> Reducer:
+        """This policy with what its reducers have become, where that is asked without a state."""
+        return self if state is not None else _with_active(self, number)
+
     @staticmethod
     def _packing(layout: Layout, memory: State) -> "_Packing":
         packing: _Packing = memory.get("_packing") or _Packing(layout, memory["names"])
         memory["_packing"] = packing
         return packing
+
+
+def _with_active(policy: Split, number: int) -> Split:
+    changed = {f.name: _active(getattr(policy, f.name), number) for f in fields(policy)}  # type: ignore[arg-type]
+    return replace(policy, **changed)  # type: ignore[type-var]
+
+
+def _active(value: object, number: int) -> object:
+    if isinstance(value, dict):
+        return {key: _active(child, number) for key, child in value.items()}
+    return value.active(None, number) if isinstance(value, Reducer) else value
 
 
 def _finish_part(

@@ -10,6 +10,7 @@ from tersegrad.compressors._sparse import Selective
 from tersegrad.compressors.cast import BF16
 from tersegrad.compressors.pertensor import PerTensor
 from tersegrad.core import (
+    HEADER_NBYTES,
     Buffers,
     Comm,
     Compressor,
@@ -24,6 +25,7 @@ from tersegrad.core import (
     accumulate,
     added,
     back_buffer,
+    padded,
     param,
     require,
     scratch,
@@ -68,7 +70,7 @@ class LowMemory(Memory):
         codec, tensors = self.codec.init(layout, layout.seed), {}
         for name, size in zip(layout.names, layout.sizes, strict=True):
             payload = self.codec.encode(torch.zeros(size, device=layout.device), codec)
-            tensors[f"tensor {name}"] = {"names": [name], **_stored(payload, payload.body.clone())}
+            tensors[f"tensor {name}"] = {"names": [name], "meta": list(payload.meta), "frame": payload.frame().clone()}
         return {"tensors": tensors, "codec": codec, "inner": self.inner.init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
@@ -104,17 +106,12 @@ class LowMemory(Memory):
 
     def _add_residual(self, layout: Layout, total: Tensor, state: State) -> None:
         for memory, part in zip(state["tensors"].values(), total.split(layout.sizes), strict=True):
-            accumulate(self.codec, Payload(memory["code"], part.numel(), bytes(memory["meta"])), part)
+            meta = bytes(memory["meta"])
+            body = memory["frame"][HEADER_NBYTES + padded(len(meta)) :]
+            accumulate(self.codec, Payload(body, part.numel(), meta), part)
 
     def _keep(self, memory: State, rest: Tensor, codec: State) -> None:
         """The code of the step before last is overwritten by this one: two that are swapped, and no third."""
+        Payload.lend(back_buffer(memory, "frame"), codec)
         payload = self.codec.encode(rest, codec)
-        code = back_buffer(memory, "code")
-        if code.numel() != payload.body.numel():
-            code = torch.empty_like(payload.body)
-        stage(memory, **_stored(payload, code.copy_(payload.body)))
-
-
-def _stored(payload: Payload, body: Tensor) -> State:
-    """A payload as a state holds it: plain numbers and tensors."""
-    return {"meta": list(payload.meta), "code": body}
+        stage(memory, meta=list(payload.meta), frame=payload.frame())
