@@ -104,11 +104,11 @@ def test_a_pair_that_is_not_there_is_refused_before_anything_is_written(kernel, 
 @both
 def test_lengths_that_do_not_fit_are_refused(kernel):
     half = spectra(2, 8, 0)
-    with pytest.raises(ValueError, match="have 8 bins, and 14 numbers and 8 magnitudes came"):
+    with pytest.raises(ValueError, match="have 8 bins, got 14 numbers and 8 magnitudes"):
         kernel.fold(half, torch.empty(14), torch.empty(8))
-    with pytest.raises(ValueError, match="have 8 bins, and 16 numbers and 7 magnitudes came"):
+    with pytest.raises(ValueError, match="have 8 bins, got 16 numbers and 7 magnitudes"):
         kernel.fold(half, torch.empty(16), torch.empty(7))
-    with pytest.raises(ValueError, match="have 8 bins, and 18 numbers came"):
+    with pytest.raises(ValueError, match="have 8 bins, got 18 numbers"):
         kernel.unfold(torch.empty(18), half)
     with pytest.raises(ValueError, match="rows of complex64"):
         kernel.fold(half.to(torch.complex128), torch.empty(16), torch.empty(8))

@@ -72,7 +72,7 @@ def test_no_tokens(kernel):
 @cases(token=[-1, 2, 1 << 40])
 def test_a_token_without_a_row_writes_nothing(kernel, token):
     sums = torch.zeros(6)
-    with pytest.raises(IndexError, match="in 2 rows"):
+    with pytest.raises(IndexError, match="table of 2 rows"):
         kernel.add_token_squares(sums, torch.tensor([0, token]), torch.ones(6), 1, -1)
     assert not sums.any()
 

@@ -94,7 +94,7 @@ def test_a_byte_above_242_is_refused_before_anything_is_added(kernel, byte):
         data = torch.zeros(300, dtype=torch.uint8)
         data[where] = byte
         acc = torch.ones(1500)
-        with pytest.raises(ValueError, match=f"0 to 242, and {byte} came"):
+        with pytest.raises(ValueError, match=f"0 to 242, got {byte}"):
             kernel.ternary_decode_add(data, torch.ones(1), 1500, acc, 1.0)
         assert bool((acc == 1).all())
 

@@ -145,3 +145,28 @@ def has_changed(now: float, before: float, factor: float) -> bool:
     (True, False)
     """
     return abs(now - before) > QUIET and not before / factor <= now <= before * factor
+
+
+def changes(
+    now: Trial,
+    usual: Mapping[str, float],
+    plan: str,
+    method: str,
+    trials: Mapping[str, Trial],
+    change: float,
+    margin: float,
+) -> list[str]:
+    """What differs from what was usual by the factor ``change``, and by so much that another plan may be better.
+
+    If this method waits so much longer, dense would wait longer still, as many times as it sends more. And where
+    dense is the plan, a faster network or a slower computation only make it better.
+    """
+    off = {key for key in usual if has_changed(getattr(now, key), usual[key], change)}
+    dense, own = (trials[name].wait if name in trials else math.inf for name in (DENSE, method))
+    leverage = dense / own if 0 < own < dense < math.inf else 1.0
+    if abs(now.wait - usual["wait"]) * leverage < margin * now.step:
+        off -= {"wait"}
+    if plan == DENSE:
+        off -= {"wait"} if now.wait < usual["wait"] else set()
+        off -= {"step"} if now.step > usual["step"] else set()
+    return sorted(off, reverse=True)  # the network first

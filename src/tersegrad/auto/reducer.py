@@ -12,10 +12,9 @@ from torch import Tensor
 from tersegrad.auto.choice import (
     DENSE,
     MIXED,
-    Trial,
     agree,
+    changes,
     finalists,
-    has_changed,
     method_for_bucket,
     winner,
 )
@@ -167,7 +166,9 @@ class Auto(Memory):
         clock = StepClock.of(comm, self.fingerprint())
         clock.enter(step, state, started)
         if clock.leads(layout) and not clock.finalists and clock.position >= self.programme.finals_begin:
-            clock.finalists = finalists(trials_in(state), self._within_budget(clock, state), self.margin)
+            known = trials_in(state)
+            allowed = clock.within_budget(self.candidates, known, self.budget)
+            clock.finalists = finalists(known, allowed, self.margin)
         turn = self.programme.turn(clock.position, clock.finalists)
         last = turn.place == self.trial - 1
         metered = Metered(comm)
@@ -241,13 +242,6 @@ class Auto(Memory):
             stage(state, plan=clock.plan)
             _free_others(state, clock.plan)
 
-    def _within_budget(self, clock: StepClock, state: State) -> list[str]:
-        """The candidates that keep the budget in all buckets that are known."""
-        everywhere = [*clock.trials.values(), trials_in(state)]
-        return [
-            n for n in self.candidates if all(n in trials and trials[n].left <= self.budget for trials in everywhere)
-        ]
-
     def _watch(self, state: State, comm: Comm, clock: StepClock, method: str, number: int) -> None:
         """Once a window the first bucket of the step looks whether times are still what they were."""
         now = agree(medians(state), comm)
@@ -256,7 +250,7 @@ class Auto(Memory):
             stage(state, usual={"wait": now.wait, "step": now.step})
             clock.rest = number + 1 + REST * self.window
             return
-        off = self._changes(now, usual, clock.plan, method, trials_in(state))
+        off = changes(now, usual, clock.plan, method, trials_in(state), self.change, self.margin)
         strikes = state["strikes"] + 1 if off else 0
         stage(state, strikes=strikes)
         if not strikes:
@@ -266,24 +260,6 @@ class Auto(Memory):
             what = {"wait": "waiting for others", "step": "a step"}[off[0]]
             times = f"{1e3 * getattr(now, off[0]):.1f} ms, and {1e3 * usual[off[0]]:.1f} when {clock.plan} was chosen"
             _tell(comm, number, f"all is tried again, because {what} takes {times}")
-
-    def _changes(
-        self, now: Trial, usual: dict[str, float], plan: str, method: str, trials: dict[str, Trial]
-    ) -> list[str]:
-        """What differs from what it was by a factor, and by so much that another plan may be better.
-
-        If this method waits so much longer, dense would wait longer still, as many times as it sends more. And where
-        dense is the plan, a faster network or a slower computation only make it better.
-        """
-        off = {key for key in usual if has_changed(getattr(now, key), usual[key], self.change)}
-        dense, own = (trials[name].wait if name in trials else math.inf for name in (DENSE, method))
-        leverage = dense / own if 0 < own < dense < math.inf else 1.0
-        if abs(now.wait - usual["wait"]) * leverage < self.margin * now.step:
-            off -= {"wait"}
-        if plan == DENSE:
-            off -= {"wait"} if now.wait < usual["wait"] else set()
-            off -= {"step"} if now.step > usual["step"] else set()
-        return sorted(off, reverse=True)  # the network first
 
 
 class _Method:

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tersegrad.auto.choice import DENSE, Measured, Trial
@@ -62,6 +63,11 @@ class StepClock:
     def leads(self, layout: Layout) -> bool:
         """Whether it is the first bucket of the step."""
         return self._seen[0] == layout.id
+
+    def within_budget(self, candidates: Iterable[str], own: Mapping[str, Trial], budget: float) -> list[str]:
+        """The candidates that keep the budget in all buckets that are known, the asking one's own included."""
+        everywhere = [*self.trials.values(), own]
+        return [n for n in candidates if all(n in trials and trials[n].left <= budget for trials in everywhere)]
 
     def slack_before(self, layout: Layout) -> float:
         """The longest pause after this bucket in the step before."""

@@ -42,7 +42,7 @@ class Payload:
 
     @staticmethod
     def lend(memory: Tensor, state: State) -> None:
-        """The next payload of this state is made in this memory, which ``frame`` returned once, if it is large enough."""
+        """The next payload of this state is made in this memory, which ``frame`` returned, if it is large enough."""
         state["_payload"] = memory
 
     @staticmethod

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.traffic import all_reduce_traffic
-from tersegrad.core import Layout, Reducer, State, needs_of, version
-from tersegrad.core import state as states
+from tersegrad.core import Reducer, needs_of, version
 from tersegrad.engine import checkpoint, replicas
+from tersegrad.engine.bookkeeping import Bookkeeping
 from tersegrad.engine.buckets import BucketStore
 from tersegrad.engine.connection import Connection
 from tersegrad.engine.failure_report import Doing, FailureReporter
 from tersegrad.engine.gradient import Done, Gradient
-from tersegrad.engine.metrics import metrics_of, residual_norm
 from tersegrad.engine.options import Options
 from tersegrad.engine.pipeline import Pipeline
 from tersegrad.engine.reassembly import Reassembly
@@ -90,6 +89,7 @@ class Engine:
         self._reassembly = Reassembly(self._numel)
         self._pipeline = Pipeline(self.spec, self._store, self._comm, options.nonfinite != "propagate")
         self._uncompressed = Uncompressed(self._comm, self._fail)
+        self._books = Bookkeeping(self.spec, self._store, self._reassembly, self._comm, self._numel)
         self._connection = connection
         mine = f"tersegrad {version.__version__}, {self.spec!r}, {numel} parameters"
         self._worker.call(lambda: connection.agree(mine), together=True)
@@ -185,69 +185,28 @@ class Engine:
 
     # ---- between two steps -----------------------------------------------------------------------
 
-    def call(self, work: Callable[[], T]) -> T:
-        """Does something on the worker's thread between two buckets, and waits for the result."""
-        return self._worker.call(work)
-
     def metrics(self, norms: bool) -> dict[str, Any]:
         """See ``Handle.metrics``."""
-        figures = metrics_of(self.spec, self._store, self._comm, self._dense_bytes)
-        norm = {"residual_norm": residual_norm(self.spec, self._store)} if norms else {}
-        return {"steps": self._step, "nonfinite_steps": self._nonfinite_steps, **figures, **norm}
+        figures = self._worker.call(lambda: self._books.metrics(self._dense_bytes, norms))
+        return {"steps": self._step, "nonfinite_steps": self._nonfinite_steps, **figures}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> checkpoint.Saved:
         """This rank's state by tensor name."""
-        buckets = self._reassembly.saved or [list(entry.layout.names) for entry in self._store.entries()]
-        return {
-            "format": checkpoint.FORMAT,
-            "spec": repr(self.spec),
-            "step": self._step,
-            "rank": self._comm.rank,
-            "ranks": self._comm.size,
-            "buckets": buckets,
-            "tensors": {name: states.copy(piece) for name, piece in self._store.pieces().items()},
-        }
+        return self._worker.call(lambda: self._books.state_dict(self._step))
 
     def load_state_dict(self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool) -> checkpoint.Saved:
         """Takes up one of the saved states, and returns it. Nothing changes if it does not fit."""
-        one = checkpoint.select(saved, self._comm.rank, self._comm.size)
-        pieces = checkpoint.require_fit(one, self.spec, self._numel, self._store.fresh_piece, strict)
-        self._store.load(pieces)
+        one = self._worker.call(lambda: self._books.load(saved, strict))
         self._step = one["step"]
-        self._reassembly.load(one["buckets"], self._step)
         return one
 
     def flush(self, put: Callable[[str, Tensor], None]) -> None:
         """Sends every residual, uncompressed, and clears it; ``put`` is given each tensor's mean. All ranks call it."""
-        self._worker.call(lambda: self._flush(put), together=True)
-
-    def _flush(self, put: Callable[[str, Tensor], None]) -> None:
-        """On the worker's thread."""
-        for group in self._store.groups():
-            total = torch.cat([self._taken_out(layout, state) for layout, state in group])
-            self._comm.all_reduce(total)
-            names = [name for layout, _ in group for name in layout.names]
-            for name, part in zip(
-                names, total.div_(self._comm.size).split([self._numel[name] for name in names]), strict=True
-            ):
-                put(name, part)
-
-    def _taken_out(self, layout: Layout, state: State) -> Tensor:
-        """A copy of the residual, which is zero from now on."""
-        residual = self.spec.residual(layout, state)
-        copied = layout.zeros() if residual is None else residual.clone()
-        self.spec.clear(layout, state)
-        states.commit(state)
-        return copied
+        self._worker.call(lambda: self._books.flush(put), together=True)
 
     def residuals(self) -> list[tuple[str, Tensor]]:
-        """Every tensor's slice of the residual, until the next step. Between two steps, in which the worker is idle."""
-        found: list[tuple[str, Tensor]] = []
-        for layout, state in self._store.all_states():
-            residual = self.spec.residual(layout, state)
-            if residual is not None:
-                found += zip(layout.names, residual.split(layout.sizes), strict=True)
-        return found
+        """Every tensor's slice of the residual, until the next step. Called while the worker is idle."""
+        return self._books.residuals()
 
     def close(self) -> None:
         """Waits for the worker and frees its process group. Harmless twice."""

@@ -45,7 +45,7 @@ class Handle:
         Returns:
             Plain numbers, strings and dicts of them.
         """
-        return self._engine.call(lambda: self._engine.metrics(norms))
+        return self._engine.metrics(norms)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state keyed by parameter name: plain tensors and numbers.
@@ -53,7 +53,7 @@ class Handle:
         Returns:
             What ``load_state_dict`` takes. Save one file per rank next to the model checkpoint.
         """
-        saved = self._engine.call(self._engine.state_dict)
+        saved = self._engine.state_dict()
         return saved if self._shift is None else {**saved, "share": self._shift.share}
 
     def load_state_dict(self, saved: dict[str, Any] | Iterable[dict[str, Any]], strict: bool = True) -> None:
@@ -69,7 +69,7 @@ class Handle:
         Raises:
             ValueError: The state is of another spec, rank or model; the message says which.
         """
-        one = self._engine.call(lambda: self._engine.load_state_dict(saved, strict))
+        one = self._engine.load_state_dict(saved, strict)
         if self._shift is not None:
             self._shift.share = one.get("share", 1.0)
 

@@ -13,7 +13,7 @@ from tersegrad.kernels import ops
 
 Op = Callable[..., Any]
 
-_MODULES = {"cpu": "tersegrad.kernels.cpu"}  # imported when they are wanted: importing Numba takes a while
+_MODULES = {"cpu": "tersegrad.kernels.cpu"}  # imported on first use: importing Numba takes a while
 _REFERENCE = "tersegrad.kernels.reference"
 
 
@@ -34,7 +34,7 @@ class Kernels:
         self._own = own
 
     def __getattr__(self, name: str) -> Op:
-        """Only called for what is not there yet; what is found stays."""
+        """Look an operation up, on its first use only: the result is kept as an attribute."""
         if name not in ops.OPS:
             raise AttributeError(f"there is no kernel called {name!r}")
         for backend in self._own:
@@ -54,7 +54,7 @@ _kernels: dict[str, Kernels] = {}
 
 
 def on(tensor: Tensor) -> Kernels:
-    """The kernels that run where this tensor lives."""
+    """The kernels for the device of this tensor."""
     device = tensor.device.type
     return _kernels.get(device) or _look_up(device)
 
@@ -65,13 +65,13 @@ def register(device: str, backend: ModuleType | Mapping[str, Op], name: str | No
     Args:
         device: the type of a ``torch.device``, such as "cuda".
         backend: a module or a mapping that has operations under their names (``ops.OPS``), some or all of them.
-        name: how it is called in tests; the module's own name, or that of the device.
+        name: its name in tests; by default that of the module, or of the device.
 
     Returns:
-        What ``backends`` will list, and ``unregister`` takes.
+        The backend, as ``backends`` lists it and ``unregister`` takes it.
 
     Raises:
-        ValueError: if there is no operation in it, or a mapping has something that is none.
+        ValueError: if it has no operation, or if a mapping has a name that is not one of ``ops.OPS``.
     """
     found = Backend(name or _name_of(backend, device), device, _ops_of(backend))
     _own(device).insert(0, found)
@@ -89,8 +89,8 @@ def backends(device: str | None = None) -> list[Backend]:
     """All implementations there are, the reference first.
 
     Args:
-        device: those that take tensors of this type of device; None: of any. The reference is listed once, for the
-            device asked for, or else for the CPU.
+        device: list backends for this type of device only; None: for all. The reference is listed once, for the
+            given device, or else for the CPU.
     """
     devices = [device] if device else list(dict.fromkeys([*_MODULES, *_registered]))
     return [_reference(device or "cpu"), *(backend for each in devices for backend in _own(each))]
@@ -120,13 +120,13 @@ def _name_of(backend: ModuleType | Mapping[str, Op], device: str) -> str:
 
 
 def _ops_of(backend: ModuleType | Mapping[str, Op]) -> Mapping[str, Op]:
-    """Its operations, by name; a module of the same name is none."""
+    """Operations by name. A submodule that has the name of an operation is not callable and does not count."""
     if isinstance(backend, ModuleType):
         found = {name: getattr(backend, name) for name in ops.OPS if callable(getattr(backend, name, None))}
     else:
         found = dict(backend)
     if unknown := sorted(set(found) - set(ops.OPS)):
-        raise ValueError(f"{unknown} are no kernels; kernels.ops.OPS lists them")
+        raise ValueError(f"{unknown} are not kernels; kernels.ops.OPS lists all of them")
     if not found:
         raise ValueError(f"there is no kernel in {backend}")
     return found

@@ -1,7 +1,7 @@
 """Kernels for the CPU, in Numba: no compiler at install, the GIL released, machine code cached on disk."""
 
 # ruff: noqa: F403
-from tersegrad.kernels.cpu._cache import *  # first: it says where the machine code of all others is cached
+from tersegrad.kernels.cpu._cache import *  # first: it sets where the machine code of all others is cached
 from tersegrad.kernels.cpu.add import *
 from tersegrad.kernels.cpu.bits import *
 from tersegrad.kernels.cpu.blockwise import *

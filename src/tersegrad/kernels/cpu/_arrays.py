@@ -1,4 +1,4 @@
-"""From tensors to arrays that a kernel can trust, and the numbers that kernels compute with."""
+"""Tensors as checked NumPy arrays, and the scalar types that kernels compute with."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-# Around every operation of a kernel: Numba widens to 64 bits otherwise, which halves the vectors.
+# Wrapped around every operation of a kernel: otherwise Numba widens to 64 bits, which halves the SIMD lanes.
 i32: Any = np.int32
 u32: Any = np.uint32
 u64: Any = np.uint64
@@ -24,9 +24,9 @@ INF_BITS = np.int32(ops.INF_BITS)  # |x| has these bits or more <=> x is infinit
 
 
 def array(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> NDArray[Any]:
-    """The memory of a tensor, not a copy of it; ``dtype`` None takes any."""
-    plain = tensor.dim() == 1 and tensor.is_contiguous() and tensor.device.type == "cpu"
-    if not plain or (dtype is not None and tensor.dtype != dtype):
+    """A tensor's memory as an array, without a copy; ``dtype=None`` accepts any dtype."""
+    usable = tensor.dim() == 1 and tensor.is_contiguous() and tensor.device.type == "cpu"
+    if not usable or (dtype is not None and tensor.dtype != dtype):
         seen = f"{tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}"
         raise TypeError(f"a CPU kernel takes contiguous 1-D {dtype or 'tensors'} on cpu, got {seen}")
     if tensor.numel() > ops.ABS_MASK and tensor.dtype != torch.uint8:
@@ -35,18 +35,18 @@ def array(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> NDArray[
 
 
 def patterns(x: Tensor) -> Ints:
-    """The bits of a float32 vector."""
+    """The bit patterns of a float32 vector."""
     return array(x).view(np.int32)
 
 
 def float32(value: float) -> np.float32:
-    """Rounded as torch does it: what is too large becomes infinity, without a warning."""
+    """Round to float32 as torch does: overflow gives infinity, without a warning."""
     with np.errstate(over="ignore"):
         return np.float32(value)
 
 
 def first_bits_above(threshold: float) -> np.int32:
-    """The smallest magnitude bits that are above the threshold."""
+    """The smallest bit pattern of a magnitude above the threshold."""
     ops.check_threshold(threshold)
     rounded = float32(threshold)
     return np.int32(0) if rounded < 0 else np.int32(abs(rounded).view(np.int32) + 1)

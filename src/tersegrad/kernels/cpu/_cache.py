@@ -1,7 +1,7 @@
-"""Where the machine code of these kernels is cached, who compiles it, and how often that happened.
+"""The on-disk cache of the kernels' machine code, a lock for compiling, and a count of compilations.
 
-Numba's own cache looks at the file of a function only. Code that was inlined from another file would be stale after a
-change there, so here the folder is named after a hash of all sources that machine code is made from.
+Numba's own cache depends on the file of a function only. Code that was inlined from another file would be stale after
+a change there, so the folder is named after a hash of all sources that go into machine code.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcnt
 
 @cache
 def cache_folder() -> Path:
-    """Where machine code is cached; the first of these that can be written to.
+    """The folder in which machine code is cached: the first of these that can be written to.
 
     ``NUMBA_CACHE_DIR`` if it is set, ``__pycache__`` of this package, the user's cache folder, a temporary folder.
     """
@@ -42,9 +42,9 @@ def cache_folder() -> Path:
         is_new = not folder.exists()
         if _can_write(folder):
             if is_new:
-                _forget_others(folder)
+                _delete_others(folder)
             return folder
-    return Path(tempfile.mkdtemp(prefix=_PREFIX))  # of this process alone
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))  # for this process alone
 
 
 def _roots() -> Iterator[Path]:
@@ -57,7 +57,7 @@ def _roots() -> Iterator[Path]:
 
 
 def _private_folder() -> Path | None:
-    """A folder for temporary files that nobody else can have put code into; None if somebody could."""
+    """A temporary folder that no other user can write to; None if there is none."""
     if not hasattr(os, "getuid"):
         return None
     path = Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getuid()}"
@@ -88,8 +88,8 @@ def _can_write(folder: Path) -> bool:
     return True
 
 
-def _forget_others(folder: Path) -> None:
-    """Delete machine code of other sources. Folders stay: a process may still run, and want to write into one."""
+def _delete_others(folder: Path) -> None:
+    """Delete machine code of other versions of the sources. Folders stay: a running process may still write to one."""
     for other in folder.parent.glob(f"{_PREFIX}{'[0-9a-f]' * 16}"):
         for path in other.glob("*.nb[ci]") if other != folder else ():
             with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ if Path(__file__).exists():  # not in a zip archive
     caching.CacheImpl._locator_classes.insert(0, _Locator)
 
 
-# --- who compiles
+# --- the lock
 
 _thread_lock = threading.RLock()
 _holds = 0  # how often this process has entered the lock
@@ -129,10 +129,10 @@ _holds = 0  # how often this process has entered the lock
 
 @contextlib.contextmanager
 def compile_lock() -> Iterator[None]:
-    """Only one process at a time compiles: the first one does it, and those that waited load what it has cached.
+    """Let only one process compile at a time: the others wait, and then load what it has cached.
 
-    The lock belongs to the cache folder. It may be entered again, and is released if the process dies. Where the system
-    has no such locks, all compile.
+    The lock belongs to the cache folder. It is re-entrant, and is released if the process dies. On systems without such
+    locks every process compiles.
     """
     global _holds
     with _thread_lock:
@@ -162,18 +162,18 @@ def _locked_file() -> int | None:
     return file
 
 
-# --- how often
+# --- the count
 
 
 class Compilations(NamedTuple):
-    """Of kernels, by this process; what it has loaded from the cache does not count."""
+    """Kernels compiled by this process, and the time it took; those loaded from the cache do not count."""
 
     functions: int
     seconds: float
 
 
 class _Counter(event.Listener):
-    """Counts functions of this package; a function compiles those it calls, so only the outermost one is timed."""
+    """Counts functions of this package. A function compiles those it calls, so only the outermost one is timed."""
 
     def __init__(self) -> None:
         self.functions, self.seconds = 0, 0.0
@@ -184,7 +184,7 @@ class _Counter(event.Listener):
             if self._depth == 0:
                 self._began = time.perf_counter()
             self._depth += 1
-            self.functions += 1  # at the start: Numba's ``is_failed`` says the opposite of what it means
+            self.functions += 1  # at the start: Numba's ``is_failed`` is inverted
 
     def on_end(self, event: Any) -> None:
         if _is_kernel(event):
@@ -202,5 +202,5 @@ event.register("numba:compile", _counter)
 
 
 def compilations() -> Compilations:
-    """How many kernels this process has compiled so far, and for how long."""
+    """How many kernels this process has compiled so far, and how many seconds that took."""
     return Compilations(_counter.functions, _counter.seconds)

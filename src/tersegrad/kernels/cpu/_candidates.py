@@ -1,4 +1,4 @@
-"""Exact selection of the k largest among candidates, and a guess of the threshold that makes candidates few.
+"""Exact selection of the k largest among candidates, and a threshold guess that keeps the candidates few.
 
 A bad guess costs time, never exactness: when too many elements pass, the candidates shrink to the k largest so far and
 the threshold rises to theirs; when too few pass, a second pass starts from zero.
@@ -18,7 +18,7 @@ from tersegrad.kernels.ops import top_k_capacity
 
 Histogram = NDArray[np.int64]
 
-HISTOGRAM = 2048  # parts in which keys are counted
+HISTOGRAM = 2048  # bins in which keys are counted
 
 
 def split_candidates(scratch: Tensor, n: int, k: int) -> tuple[Ints, Ints]:
@@ -30,11 +30,11 @@ def split_candidates(scratch: Tensor, n: int, k: int) -> tuple[Ints, Ints]:
 
 @numba.njit(nogil=True, cache=True)
 def choose(bits: Ints, k: int, indices: Ints, positions: Ints, keys: Ints, count: int, histogram: Histogram) -> int:
-    """The k largest of ``count`` candidates; k, or -1 if one is not finite."""
+    """Write the positions of the k largest of ``count`` candidates; return k, or -1 if one is non-finite."""
     if count < k:  # the guess was too high: rare, and costs one more pass
         count = collect(bits, k, np.int32(0), positions, keys, histogram)
     keep_largest(k, positions, keys, count, histogram)
-    # Whatever is not finite has larger bits than all numbers, so it has never been dropped for one.
+    # Non-finite elements have larger bits than all finite ones, so none has been dropped.
     for i in range(k):
         if keys[i] >= INF_BITS:
             return -1
@@ -45,10 +45,10 @@ def choose(bits: Ints, k: int, indices: Ints, positions: Ints, keys: Ints, count
 
 @numba.njit(nogil=True, cache=True)
 def sample_width(n: int, k: int, capacity: int) -> int:
-    """One element is drawn from each slice of so many; 0 if the vector is too short to guess.
+    """Length of the slices from each of which one element is sampled; 0 if the vector is too short to guess.
 
-    About r = k / width of the k largest are then in the sample, give or take sqrt(r). Each draw is a cache miss, and
-    r = 256 gives a guess that is sharp enough.
+    The sample then holds about r = k / width of the k largest, with a standard deviation of sqrt(r). Each draw is a
+    cache miss, and r = 256 gives a guess that is sharp enough.
     """
     width = max(256, k // 256, n // capacity + 1)
     return 0 if n <= capacity or sample_rank(k, width) > n // width else width
@@ -61,7 +61,7 @@ def sample_rank(k: int, width: int) -> int:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def place_drawn(i: int, width: int) -> Any:
-    """Where in the i-th slice: weights have periods (rows, channels) that a fixed stride would hit or miss."""
+    """The position sampled in the i-th slice; random, as a fixed stride would resonate with rows and channels."""
     hashed = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15)
     hashed = (hashed ^ (hashed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
     return np.uint64(i * width) + (((hashed >> np.uint64(32)) * np.uint64(width)) >> np.uint64(32))
@@ -69,7 +69,7 @@ def place_drawn(i: int, width: int) -> Any:
 
 @numba.njit(nogil=True, cache=True)
 def guess(n: int, k: int, width: int, sample: Ints, histogram: Histogram) -> np.int32:
-    """Magnitude bits that somewhat more than k of n elements reach, most likely; 0 if there is no sample.
+    """Magnitude bits that probably somewhat more than k of n elements reach; 0 if there is no sample.
 
     With r of the k largest in the sample, it is the sample's element of rank r + 3 sqrt(r) + 3.
     """
@@ -81,7 +81,7 @@ def guess(n: int, k: int, width: int, sample: Ints, histogram: Histogram) -> np.
 
 @numba.njit(nogil=True, cache=True)
 def collect(bits: Ints, k: int, low: np.int32, positions: Ints, keys: Ints, histogram: Histogram) -> int:
-    """Position and magnitude bits of all elements that reach ``low`` and are not yet beaten by k others."""
+    """Positions and magnitude bits of all elements that reach ``low`` and are among the k largest so far."""
     n, capacity, count = bits.size, keys.size - WORD, 0
     for start in range(0, n - n % WORD, WORD):
         word = hits(bits, start, low)
@@ -106,10 +106,10 @@ def collect(bits: Ints, k: int, low: np.int32, positions: Ints, keys: Ints, hist
 
 @numba.njit(nogil=True, cache=True)
 def raised(k: int, positions: Ints, keys: Ints, count: int, histogram: Histogram) -> np.int32:
-    """Keeps the k largest candidates, in front; returns the magnitude bits that one further on must reach to beat them.
+    """Move the k largest candidates to the front; return the magnitude bits that a later element needs to beat them.
 
-    An equal one comes too late: the lowest positions win. Above ``INF_BITS`` the answer is known, and NaN would go on
-    passing.
+    Among equals the lowest position wins, so a later element must be larger. A result above ``INF_BITS`` means that the
+    vector holds a non-finite element.
     """
     return np.int32(min(keep_largest(k, positions, keys, count, histogram), INF_BITS) + 1)
 
@@ -133,8 +133,8 @@ def keep_largest(k: int, positions: Ints, keys: Ints, count: int, histogram: His
 def kth_largest(k: int, keys: Ints, count: int, histogram: Histogram) -> tuple[np.int32, int]:
     """The k-th largest of ``keys[:count]``, and how many of those equal to it are among the k largest.
 
-    Of an interval that holds it, count the keys in up to 2048 equal parts and go on with the right part:
-    three rounds for 31 bits, fewer when the keys are close to each other.
+    Split an interval that contains it into up to 2048 equal bins, count the keys in each, and go on with the bin that
+    contains it: three rounds for 31 bits, fewer when the keys are close to each other.
     """
     low, high = keys[0], keys[0]
     for i in range(count):

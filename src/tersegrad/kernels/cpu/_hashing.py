@@ -21,7 +21,7 @@ def halves(key: int) -> tuple[np.uint32, np.uint32]:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def hashed(counter: Any, low: Any, high: Any) -> Any:
-    """32 bits."""
+    """A hash of 32 bits of the counter and both halves of the key."""
     h = u32(u32(counter) + low)
     h = u32(u32(u32(h ^ u32(h >> u32(16))) * MIX_1) + high)
     h = u32(u32(h ^ u32(h >> u32(13))) * MIX_2)
@@ -31,5 +31,5 @@ def hashed(counter: Any, low: Any, high: Any) -> Any:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def uniform(counter: Any, low: Any, high: Any) -> Any:
-    """Their highest 24, as int32."""
+    """The highest 24 bits of the hash, as int32."""
     return i32(hashed(counter, low, high) >> u32(32 - UNIFORM_BITS))

@@ -1,4 +1,4 @@
-"""Single instructions, and vectors of them, in LLVM's terms."""
+"""Single instructions and vector operations, generated as LLVM IR."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ from numba.core import types
 
 from tersegrad.kernels.ops import ABS_MASK
 
-intrinsic: Any = numba.extending.intrinsic  # as Numba types it, callers would have to pass ``typing``
+intrinsic: Any = numba.extending.intrinsic  # untyped: with Numba's types, callers would have to pass ``typing``
 
-WORD = 64  # elements compared at once: one bit each in a machine word
+WORD = 64  # elements compared at once, one bit each of a machine word
 
 
-# --- for those who write intrinsics
+# --- building blocks of intrinsics
 
 
 def pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any, to: Any) -> Any:
-    """Where element ``at`` of an array lies, as a pointer to what shall be read or written there."""
+    """The address of element ``at`` of an array, as a pointer to the type ``to``."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [at]), to.as_pointer())
 
 
 def splat(builder: Any, scalar: Any, kind: Any) -> Any:
-    """A vector with the same number in all lanes."""
+    """A vector with the same scalar in all lanes."""
     undefined = ir.Constant(kind, ir.Undefined)
     one = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
@@ -31,7 +31,7 @@ def splat(builder: Any, scalar: Any, kind: Any) -> Any:
 
 
 def reaching(builder: Any, patterns: Any, low: Any) -> Any:
-    """A word whose bit j says whether the magnitude of pattern j, of WORD, reaches ``low``."""
+    """A word of WORD bits; bit j is set if the magnitude of pattern j is at least ``low``."""
     vector = ir.VectorType(ir.IntType(32), WORD)
     magnitudes = builder.and_(patterns, ir.Constant(vector, [ABS_MASK] * WORD))
     return builder.bitcast(builder.icmp_signed(">=", magnitudes, splat(builder, low, vector)), ir.IntType(WORD))
@@ -42,7 +42,7 @@ def reaching(builder: Any, patterns: Any, low: Any) -> Any:
 
 @intrinsic
 def hits(typing: Any, bits: Any, start: Any, low: Any) -> Any:
-    """A word whose bit j says whether ``bits[start + j] & ABS_MASK >= low``, for 0 <= j < WORD.
+    """A word whose bit j is set if ``bits[start + j] & ABS_MASK >= low``, for 0 <= j < WORD.
 
     A loop that builds this word is vectorised badly; as one comparison of a 64-element vector it becomes
     compare, pack and move-mask instructions on AVX2, and mask registers on AVX-512.
@@ -68,7 +68,7 @@ def lowest(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typing: Any, word: Any) -> Any:
-    """Zeros below the lowest one; 64 for 0."""
+    """Number of zero bits below the lowest set bit; 64 for 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -78,7 +78,7 @@ def trailing_zeros(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def leading_zeros(typing: Any, word: Any) -> Any:
-    """Zeros above the highest one; 64 for 0."""
+    """Number of zero bits above the highest set bit; 64 for 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -88,7 +88,7 @@ def leading_zeros(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def ones(typing: Any, word: Any) -> Any:
-    """How many bits are set."""
+    """Number of set bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -98,7 +98,7 @@ def ones(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def pattern_of(typing: Any, number: Any) -> Any:
-    """The bits of a float32."""
+    """The bit pattern of a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
@@ -108,7 +108,7 @@ def pattern_of(typing: Any, number: Any) -> Any:
 
 @intrinsic
 def whole(typing: Any, number: Any) -> Any:
-    """A float32 that is a whole number as int32; Numba would go through int64, for which there is no vector."""
+    """A whole float32 as int32. Numba would go through int64, which does not vectorise."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fptosi(args[0], ir.IntType(32))
@@ -118,7 +118,7 @@ def whole(typing: Any, number: Any) -> Any:
 
 @intrinsic
 def float_pattern(typing: Any, number: Any) -> Any:
-    """The bits of a number below 2**31 as a float32."""
+    """The bit pattern of the float32 nearest to an integer below 2**31."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.sitofp(args[0], ir.FloatType()), ir.IntType(32))
@@ -128,7 +128,7 @@ def float_pattern(typing: Any, number: Any) -> Any:
 
 @intrinsic
 def shift_right(typing: Any, word: Any, by: Any) -> Any:
-    """``word >> by`` on 32 bits, zeros coming in: by a number that is not constant, Numba shifts 64."""
+    """Logical ``word >> by`` on 32 bits; Numba would widen a shift by a variable to 64 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.lshr(args[0], args[1])

@@ -1,8 +1,8 @@
-"""Blocks of codes of 1 to 16 bits, eight at a time, for kernels that make or use codes in the nearest cache.
+"""Packing blocks of codes of 1 to 16 bits, eight at a time, for kernels that make or use codes in the L1 cache.
 
-What is written is defined in ``kernels.reference.bits``. Eight codes are N bytes. Two words of four 16-bit lanes each
-are folded: neighbouring lanes move together until four codes are 4 N bits in a row. Both quarters make up to two words,
-which are stored whole; the next ones overwrite what is too much.
+The format is defined in ``kernels.reference.bits``. Eight codes of N bits are N bytes. They come as two words of four
+16-bit lanes; in each word neighbouring lanes are merged until its four codes are 4 N adjacent bits. The two results
+fill up to two words, which are stored whole; the next stores overwrite the excess bytes.
 """
 
 from typing import Any
@@ -16,18 +16,18 @@ from tersegrad.kernels.cpu._arrays import Bytes, u64
 Words = NDArray[np.uint64]
 
 CODES = 512  # packed at a time
-SLACK = 16  # bytes behind a block that are written, or read, and mean nothing
+SLACK = 16  # bytes after a block that are written or read, and have no meaning
 
-# u64 everywhere: Numba makes a float of a sum of int64 and uint64, and tests an index that might be negative.
+# u64 everywhere: Numba turns int64 + uint64 into a float, and checks the sign of signed indices.
 PAIRS = np.uint64(0x0000FFFF0000FFFF)  # every other lane of 16 bits
 QUADS = np.uint64(0x00000000FFFFFFFF)  # every other lane of 32 bits
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def pack_block(words: Words, bits: int, out: Bytes, at: int) -> None:
-    """Pack CODES codes to ``out[at:]`` and spoil them; ``words`` views them as lanes of 16 bits.
+    """Pack CODES codes to ``out[at:]``, overwriting ``words``, which views them as lanes of 16 bits.
 
-    No lane has a bit set above the lowest ``bits``. Up to SLACK bytes behind the block are overwritten.
+    Only the lowest ``bits`` bits of a lane may be set. Up to SLACK bytes after the block are overwritten.
     """
     to_pair, to_quad, to_eight = u64(16 - bits), u64(32 - 2 * bits), u64(4 * bits - 1)
     for i in range(words.size):
@@ -45,7 +45,7 @@ def pack_block(words: Words, bits: int, out: Bytes, at: int) -> None:
 def unpack_block(data: Bytes, at: int, bits: int, words: Words) -> None:
     """Unpack CODES codes from ``data[at:]``; ``words`` views them as lanes of 16 bits.
 
-    Up to SLACK bytes behind the block are read.
+    Up to SLACK bytes after the block are read.
     """
     to_pair, to_quad, to_eight = u64(16 - bits), u64(32 - 2 * bits), u64(4 * bits - 1)
     for group in range(words.size // 2):

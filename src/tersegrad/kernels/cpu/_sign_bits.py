@@ -1,7 +1,7 @@
 """Signs as bits, 32 at a time.
 
-Loops that build words bit by bit do not become vectors, so that is written in LLVM's own vectors: 32 comparisons are
-one word, and a word is 32 choices.
+Loops that build words bit by bit are not vectorised, so these use LLVM vectors: 32 comparisons give one word, and one
+word makes 32 selections.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _SIGNS = ir.Constant(_INTS, [1 << 31] * LANES)
 
 
 def _chosen(builder: Any, word: Any) -> Any:
-    """A truth for each bit of a word."""
+    """A vector of one boolean per bit of a word."""
     bits = ir.Constant(_INTS, [1 << lane for lane in range(LANES)])
     masked = builder.and_(splat(builder, word, _INTS), bits)
     return builder.icmp_unsigned("!=", masked, ir.Constant(_INTS, [0] * LANES))

@@ -1,9 +1,8 @@
-"""Streaming stores: long results go past the caches.
+"""Streaming (non-temporal) stores: long results bypass the caches.
 
-An ordinary store first brings the line that it will overwrite into the cache: a sum then moves four vectors through
-memory instead of three, and evicts what others want there. A streaming store does neither. It is worth a third of the
-time on an idle core, and more where several workers share the memory. A short result is better left in the cache for
-whoever reads it next.
+An ordinary store first reads the line that it will overwrite into the cache: a sum then moves four vectors through
+memory instead of three, and evicts other data. A streaming store does neither. It saves a third of the time on an idle
+core, and more where several workers share the memory. A short result is better left in the cache for its next reader.
 """
 
 from typing import Any
@@ -19,14 +18,14 @@ LONG = 1 << 20  # elements from which on results are streamed
 
 
 def stream(builder: Any, vector: Any, address: Any) -> None:
-    """Store a vector of whole lines; ``address`` begins with a line. A ``fence`` must follow the last one."""
+    """Store a vector of whole lines; ``address`` is aligned to a line. A ``fence`` must follow the last store."""
     store = builder.store(vector, address, align=LINE_NBYTES)
     store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
 
 
 @intrinsic
 def fence(typing: Any) -> Any:
-    """Streaming stores are seen by other threads before anything that comes after this."""
+    """Make streaming stores visible to other threads before any later store."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")

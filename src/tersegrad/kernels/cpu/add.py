@@ -1,8 +1,6 @@
-"""Sums of two whole vectors that are not read again soon (Numba, one core).
+"""Sums of two whole vectors, streamed past the caches if they are long (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.add``; here is only how.
-
-Long sums are streamed (``_stream``).
+What each function computes is defined by its namesake in ``kernels.reference.add``; ``_stream`` explains streaming.
 """
 
 from typing import Any
@@ -23,7 +21,7 @@ __all__ = ["add_scaled"]
 
 
 def add_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
-    """``out = a + scale * b``, written past the caches if it is long."""
+    """``out = a + scale * b``, with streaming stores if it is long."""
     if out.numel() < LONG:
         reference.add_scaled(a, b, scale, out)
     else:
@@ -31,7 +29,7 @@ def add_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
 
 
 def stream_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
-    """``out = a + scale * b``, written past the caches."""
+    """``out = a + scale * b``, with streaming stores whatever the length."""
     check_add(a, b, out)
     head = min(out.numel(), -out.data_ptr() % LINE_NBYTES // 4)  # elements before the first whole line
     _add_scaled(array(a), array(b), np.float32(scale), array(out), head)

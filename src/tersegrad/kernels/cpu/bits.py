@@ -1,6 +1,6 @@
-"""Codes of 1 to 16 bits side by side in bytes (Numba, one core).
+"""Codes of 1 to 16 bits, packed into bytes (Numba, one core).
 
-What is written is defined in ``kernels.reference.bits``; here and in ``_packing`` is only how.
+The format is defined in ``kernels.reference.bits``; ``_packing`` has the inner loops.
 """
 
 from typing import Any
@@ -21,13 +21,13 @@ AnyCodes = NDArray[Any]
 
 
 def pack_bits(codes: Tensor, bits: int, out: Tensor) -> None:
-    """Write the lowest ``bits`` bits of each code (uint8 or int32) to ``out``, which has exactly their bytes."""
+    """Write the lowest ``bits`` bits of each code (uint8 or int32) to ``out``, which has exactly that many bytes."""
     check_packed(codes, bits, out)
     _pack(array(codes, None), bits, array(out, torch.uint8))
 
 
 def unpack_bits(data: Tensor, bits: int, codes: Tensor) -> None:
-    """Read ``len(codes)`` codes (uint8 or int32) from ``data``, which has exactly their bytes."""
+    """Read ``len(codes)`` codes (uint8 or int32) from ``data``, which has exactly as many bytes as they take."""
     check_packed(codes, bits, data)
     _unpack(array(data, torch.uint8), bits, array(codes, None))
 
@@ -44,7 +44,7 @@ def _pack(codes: AnyCodes, bits: int, out: Bytes) -> None:
             lanes[i] = np.uint16(block[i]) & mask
         if place + block_nbytes + SLACK <= nbytes:
             pack_block(words, bits, out, place)
-        else:  # at the end nothing more may be written
+        else:  # at the end, SLACK bytes more would be out of bounds
             lanes[block.size :] = 0
             pack_block(words, bits, last, 0)
             rest = out[place : place + block_nbytes]
@@ -61,7 +61,7 @@ def _unpack(data: Bytes, bits: int, codes: AnyCodes) -> None:
         block, place = codes[start : start + CODES], start // 8 * bits
         if place + block_nbytes + SLACK <= nbytes:
             unpack_block(data, place, bits, words)
-        else:  # at the end there is nothing more to read
+        else:  # at the end, SLACK bytes more would be out of bounds
             rest = data[place : place + block_nbytes]
             last[: rest.size] = rest
             unpack_block(last, 0, bits, words)

@@ -1,11 +1,11 @@
-"""Codes of the dynamic 8-bit map by one look into a table (Numba, one core).
+"""Codes of the dynamic 8-bit map by one table lookup (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.blockwise``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.blockwise``.
 
-The numbers between two powers of two are split into 64 cells, so small that none holds two borders of the map. A cell
-is the top bits of the float32 pattern; the low 17 bits say where in it a number is. A cell's entry has the position
-below its border in the top bits and 2^17 - border in the low ones: adding the low bits of a number carries over
-exactly from the border on. So no search is needed.
+The numbers between two powers of two are split into 64 cells, so small that none contains two borders of the map. The
+top bits of the float32 pattern are the cell, the low 17 bits the place in it. A cell's table entry has the position
+below its border in the top bits and 2^17 - border in the low ones: adding the low bits of a number carries into the
+position exactly from the border on. So no search is needed.
 """
 
 from functools import cache
@@ -22,13 +22,13 @@ __all__ = ["block_scales", "blockwise_decode_add", "blockwise_encode"]
 
 LOW_BITS = 17
 LOW = np.int32((1 << LOW_BITS) - 1)
-PART = 1024  # elements divided by the scale, then looked up
+PART = 1024  # elements that are divided by the scale and then looked up
 SMALLEST = np.float32(MIN_SCALE)
 MIDDLE = np.int32(ZERO_CODE)
 
 
 def block_scales(x: Tensor, block: int, scales: Tensor) -> bool:
-    """Write each block's largest element with its sign, zero below 2^-100; False if an ``x`` is not finite."""
+    """Write each block's largest element with its sign, zero below 2^-100; False if an ``x`` is non-finite."""
     check_buckets(x.numel(), block, scales)
     found = array(scales)
     return bool(_scales(array(x).view(np.int32), block, found.view(np.int32), found))
@@ -59,10 +59,10 @@ def _numbers() -> Floats:
 
 @cache
 def _cells() -> tuple[Ints, int]:
-    """For every cell, (position below its border << 17) + 2^17 - where the border is; and the first cell's number.
+    """For every cell, (position below its border << 17) + 2^17 - place of the border; and the first cell's number.
 
-    A cell without a border has none that is reached. The first cell stands for everything below, the last, from one on,
-    for all above.
+    A cell without a border gets one that is never reached. The first cell stands for all smaller numbers, the last one,
+    from 1 on, for all larger ones.
     """
     patterns = dynamic_borders().numpy().view(np.int32).astype(np.int64)
     first, last = int(patterns[0] >> LOW_BITS) - 1, 0x3F800000 >> LOW_BITS
@@ -71,13 +71,13 @@ def _cells() -> tuple[Ints, int]:
     inside = np.append(patterns, np.iinfo(np.int64).max)[below] - starts
     within = inside <= LOW
     table = (below << LOW_BITS) + np.where(within, (1 << LOW_BITS) - inside, 0)
-    assert np.all(np.diff(below)[within[:-1]] == 1), "a cell holds one border or none"
+    assert np.all(np.diff(below)[within[:-1]] == 1), "a cell contains at most one border"
     return table.astype(np.int32), first
 
 
 @numba.njit(nogil=True, cache=True)
 def _scales(patterns: Ints, block: int, found: Ints, scales: Floats) -> bool:
-    """``found`` and ``scales`` are the same memory."""
+    """``found`` and ``scales`` share their memory."""
     largest = i32(0)
     for b in range(found.size):
         part = patterns[b * block : (b + 1) * block]
@@ -111,7 +111,7 @@ def _encode(
                 quotients[i] = abs(part[i]) * inverse
             for i in range(part.size):
                 cells[i] = u32(min(max(i32(i32(patterns[i] >> i32(LOW_BITS)) - first), i32(0)), last))
-            for i in range(part.size):  # apart from the rest, which then is vectors
+            for i in range(part.size):  # a loop of its own, so that the next one is vectorised
                 entries[i] = table[cells[i]]
             for i in range(part.size):
                 step = i32(i32(entries[i] + i32(patterns[i] & LOW)) >> i32(LOW_BITS))

@@ -1,4 +1,4 @@
-"""XXH64 at the speed of memory (Numba). What it computes is defined in ``kernels.reference.checksum``."""
+"""XXH64 at memory bandwidth (Numba), as defined in ``kernels.reference.checksum``."""
 
 import numba
 import numpy as np
@@ -30,7 +30,7 @@ def _xxh64(data: Bytes, seed: np.uint64) -> np.uint64:
 def _stripes(data: Bytes, seed: np.uint64) -> np.uint64:
     a, b, c, d = seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1
     for stripe in range(data.size // STRIPE):
-        start = stripe * STRIPE  # visibly not negative: otherwise the bytes of a word are loaded one by one
+        start = stripe * STRIPE  # provably not negative: otherwise the bytes of a word are loaded one by one
         a = _round(a, _word(data, start))
         b = _round(b, _word(data, start + 8))
         c = _round(c, _word(data, start + 16))

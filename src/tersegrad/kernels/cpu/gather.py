@@ -1,6 +1,6 @@
 """Reading and adding to single elements of a vector (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.gather``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.gather``.
 """
 
 import numba
@@ -46,7 +46,7 @@ def _gather(x: Floats, indices: Ints, values: Floats) -> bool:
 
 @numba.njit(nogil=True, cache=True)
 def _scatter_add(acc: Floats, indices: Ints, values: Floats, scale: np.float32) -> np.int32:
-    """The largest magnitude bits that it wrote; -1, and nothing is written, if an index is out of range."""
+    """The largest magnitude bits that were written; -1, and nothing is written, if an index is out of range."""
     if not in_range(indices, acc.size):
         return np.int32(-1)
     largest = np.int32(0)

@@ -1,8 +1,8 @@
 """Sorted indices as bits, at a few nanoseconds per index (Numba, one core).
 
-What each function writes and finds is defined by its namesake in ``kernels.reference.indices``; here is only
-how. Bits move through 64-bit words: a code is one shift into the word being filled, and one instruction
-counts its zeros when it is read. Whatever depends on a single gap is computed, not branched on.
+What each function computes is defined by its namesake in ``kernels.reference.indices``. Bits move through 64-bit words:
+a code is one shift into the word being filled, and one instruction counts its zeros when it is read. There are no
+branches that depend on a single gap.
 """
 
 from typing import Any
@@ -38,37 +38,37 @@ __all__ = ["bitmap_decode", "bitmap_encode", "gap_decode", "gap_encode", "gap_pl
 Gaps = NDArray[np.uint32]
 
 KNEE = KNEES[1]  # the other one is 0
-BEYOND = 32  # zero bytes behind the data: the last code may end 4 later, 8 may be ready, and 8 are loaded
+BEYOND = 32  # zero bytes appended to the data: the last code may end 4 bytes later, 8 are buffered, and 8 are loaded
 
-# Numba computes in 64 bits unless told otherwise at every step, and makes a float of a sum of int64 and
-# uint64. Hence u32, which keeps eight lanes in a vector register, and u64, as words combine only with words
-# and an index that cannot be negative is not tested for it.
+# Numba computes in 64 bits unless told otherwise in every operation, and turns int64 + uint64 into a float. Hence u32,
+# which keeps eight lanes in a vector register, and u64, so that words combine with words only and indices are not
+# checked for a negative sign.
 i64: Any = np.int64
 
 
 def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
-    """Choose the header of each block; return the bits to write, or -1 if this is no support."""
+    """Choose the header of each block; return the bits to write, or -1 if these are not ascending positions."""
     return int(_gap_plan(array(indices, torch.int32), universe, array(headers, torch.uint8)))
 
 
 def gap_encode(indices: Tensor, headers: Tensor, out: Tensor) -> None:
-    """Write the gap code of ``indices`` into ``out``, which has exactly the bytes that were planned."""
+    """Write the gap code of ``indices`` into ``out``, which has exactly the planned number of bytes."""
     _gap_encode(array(indices, torch.int32), array(headers, torch.uint8), array(out, torch.uint8))
 
 
 def gap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
-    """Read ``len(out)`` indices; return what was found and where."""
+    """Read ``len(out)`` indices; return the result code and its place."""
     found, where = _gap_decode(array(data, torch.uint8), universe, array(out, torch.int32))
     return int(found), int(where)
 
 
 def bitmap_encode(indices: Tensor, out: Tensor) -> None:
-    """Bit i of ``out`` says whether i is among ``indices``."""
+    """Set bit i of ``out`` if i is among ``indices``, and clear it otherwise."""
     _bitmap_encode(array(indices, torch.int32), array(out, torch.uint8))
 
 
 def bitmap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
-    """The positions of the ``len(out)`` bits set in ``data``; return what was found and where."""
+    """Read the positions of the ``len(out)`` set bits in ``data``; return the result code and its place."""
     found, where = _bitmap_decode(array(data, torch.uint8), universe, array(out, torch.int32))
     return int(found), int(where)
 
@@ -131,8 +131,8 @@ def _best_exponent(gaps: Gaps, exponent: int, knee: int) -> tuple[int, int]:
 def _code_bits(gaps: Gaps, exponent: int, knee: int) -> Any:
     """Bits of all codes: exponent + 1 + steps + 2 doublings each; doublings = floor(log2(steps left + 1)).
 
-    Few vector units count leading zeros, but all convert to float, whose exponent is floor(log2). A number
-    just below a power of two would be rounded up to it; without its second highest bit it is not.
+    Few vector units count leading zeros, but all convert to float, whose exponent is floor(log2). A number just below
+    a power of two would be rounded up to it; clearing its second highest bit avoids that.
     """
     b, most, one = u32(exponent), u32(knee), u32(1)
     total = u32(0)
@@ -178,12 +178,12 @@ def _gap_encode(indices: Ints, headers: Bytes, out: Bytes) -> None:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def _put(out: Bytes, word: Any, used: int, at: int, code: Any, width: int) -> tuple[Any, int, int]:
-    """Append ``width`` bits to the ``used`` ones in ``word``; once it is full, write it and begin another."""
+    """Append ``width`` bits to the ``used`` ones in ``word``; write the word once it is full, and begin another."""
     word |= code << u64(used)
     if used + width < 64:
         return word, used + width, at
     store_word(out, at, word)
-    word = (code >> u64(1)) >> u64(63 - used)  # in two shifts, as there is none by 64
+    word = (code >> u64(1)) >> u64(63 - used)  # in two shifts, as a shift by 64 is undefined
     return word, used + width - 64, at + 8
 
 
@@ -213,7 +213,7 @@ def _gap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
         exponent, knee = header & 31, KNEE * (header >> 5)
         if exponent > MAX_EXPONENT:
             return EXPONENT, exponent
-        # Within a block nothing looks for the end of the data, as no code is made of the zeros behind it,
+        # Within a block nothing checks for the end of the data, as the zeros appended to it are not a code,
         # nor for the end of the universe, as indices only grow.
         for i in range(start, min(start + BLOCK, len(out))):
             word, ready, at = _refill(padded, word, ready, at)
@@ -240,9 +240,9 @@ def _gap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
 
 @numba.njit(nogil=True, cache=True)
 def _padded(data: Bytes) -> Bytes:
-    """A copy with zeros behind it. Copying is cheap; testing for the end at every word costs a third more."""
+    """A copy with zeros appended. Copying is cheap; checking for the end at every word would cost a third more."""
     padded = np.empty(len(data) + BEYOND, np.uint8)
-    for i in range(len(data)):  # slices do the same, and take Numba five seconds more to compile
+    for i in range(len(data)):  # a slice assignment takes Numba five seconds longer to compile
         padded[i] = data[i]
     for i in range(len(data), len(padded)):
         padded[i] = 0
@@ -251,7 +251,7 @@ def _padded(data: Bytes) -> Bytes:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def _refill(data: Bytes, word: Any, ready: int, at: int) -> tuple[Any, int, int]:
-    """Have 56 bits or more ready. Some bits above those ready may be there already: or-ing keeps them."""
+    """Make 56 or more bits ready. Bits above the ready ones may be set already: the same bits are or-ed in."""
     return word | (load_word(data, at) << u64(ready)), ready | 56, at + ((63 - ready) >> 3)
 
 
@@ -287,7 +287,7 @@ def _bitmap_decode(data: Bytes, universe: int, out: Ints) -> tuple[int, int]:
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def _positions(word: Any, base: int, out: Ints, i: int) -> int:
-    """Append the positions of the bits set in ``word``, which begins at bit ``base``."""
+    """Append the positions of the set bits of ``word``, whose lowest bit has position ``base``."""
     while word:
         out[i] = base + trailing_zeros(word)
         word &= word - u64(1)

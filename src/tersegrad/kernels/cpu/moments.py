@@ -1,6 +1,6 @@
-"""Sums, counts and tests over a whole vector at the speed of memory (Numba, one core).
+"""Sums, counts and tests over a whole vector at memory bandwidth (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.moments``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.moments``.
 """
 
 import numba
@@ -22,11 +22,11 @@ from tersegrad.kernels.ops import Moments, check_threshold, float_of
 
 __all__ = ["abs_log_sum", "abs_max", "abs_sums", "all_finite", "count_above", "moments"]
 
-CHECK_EVERY = 4096  # elements between two chances to leave early
+CHECK_EVERY = 4096  # elements between two checks whether to return early
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether ``x`` holds neither NaN nor infinity: one pass that only reads."""
+    """Whether ``x`` contains neither NaN nor infinity: one pass that only reads."""
     return bool(_all_finite(patterns(x)))
 
 
@@ -60,7 +60,7 @@ def abs_log_sum(x: Tensor) -> float:
 @numba.njit(nogil=True, cache=True)
 def _all_finite(bits: Ints) -> bool:
     for start in range(0, bits.size, CHECK_EVERY):
-        part = bits[start : start + CHECK_EVERY]  # counted from its own start, this becomes vectors: 2.4x faster
+        part = bits[start : start + CHECK_EVERY]  # indexed from its own start, this loop is vectorised: 2.4x faster
         largest = np.int32(0)
         for i in range(part.size):
             largest = max(largest, np.int32(part[i] & ABS_MASK))
@@ -79,13 +79,13 @@ def _abs_max(bits: Ints) -> np.int32:
 
 @numba.njit(nogil=True, cache=True)
 def _count_above(bits: Ints, low: np.int32) -> np.int32:
-    count = np.int32(0)  # a vector has fewer than 2^31 elements; wider counters would halve the vectors
+    count = np.int32(0)  # enough for 2^31 elements; a wider counter would halve the SIMD lanes
     for i in range(bits.size):
         count = np.int32(count + np.int32(np.int32(bits[i] & ABS_MASK) >= low))
     return count
 
 
-# --- sums; reordering them is what lets them be vectors, and neither flag touches NaN or infinity
+# --- sums; they are vectorised only if they may be reordered, and neither flag affects NaN or infinity
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
@@ -112,13 +112,13 @@ def _abs_sums(x: Floats, threshold: np.float32) -> tuple[np.int32, float, float]
     return count, total, squares
 
 
-# error_model: Python's would test every divisor for zero, and a test is no vector
+# error_model: Python's would check every divisor for zero, which prevents vectorisation
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, error_model="numpy")
 def _abs_log_sum(bits: Ints) -> float:
     """ln(2^e m) = e ln 2 + ln m, with ln m = 2 (t + t^3/3 + t^5/5 + ...) at t = (m - 1)/(m + 1), at most 1/3.
 
     The bits of |x|, read as an integer and divided by 2^23, are e + 127 + (m - 1). Five terms leave 2 t^11/11 < 1.1e-6,
-    and rounding that quotient to float32 leaves 1e-5. A call to ``log`` would be the only thing here that is no vector.
+    and rounding that quotient to float32 leaves 1e-5. A call to ``log`` would prevent vectorisation.
     """
     total = 0.0
     for i in range(bits.size):

@@ -1,6 +1,6 @@
 """Momentum that is accumulated before sending, each step in one pass over memory (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.momentum``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.momentum``.
 """
 
 import numba
@@ -35,7 +35,7 @@ def add_momentum(
 def mask_sent(
     velocity: Tensor, residual: Tensor, rest: Tensor, momentum: float, nesterov: bool, next_velocity: Tensor
 ) -> None:
-    """``next_velocity = 0`` wherever more than 2^-20 of the total was taken away."""
+    """``next_velocity = 0`` wherever more than 2^-20 of the total was sent."""
     check_lengths(velocity, residual, rest, next_velocity)
     if nesterov:
         _mask_nesterov(array(velocity), array(residual), array(rest), f32(momentum), array(next_velocity))

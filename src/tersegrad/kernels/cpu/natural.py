@@ -1,6 +1,6 @@
-"""Random rounding to powers of two, by one addition to the pattern of the float (Numba, one core).
+"""Random rounding to powers of two, by one addition to the bit pattern of the float (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.natural``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.natural``.
 """
 
 import numba
@@ -15,13 +15,13 @@ from tersegrad.kernels.ops import LANES, NORMAL_BITS, TOP_EXPONENT, check_natura
 
 __all__ = ["natural_decode_add", "natural_encode"]
 
-BLOCK = 1024  # elements whose exponents, then signs are looked at
+BLOCK = 1024  # elements whose exponents, then signs are written
 NORMAL = np.int32(NORMAL_BITS)
 TOP = np.int32(TOP_EXPONENT)
 
 
 def natural_encode(x: Tensor, key: int, out: Tensor) -> bool:
-    """Write exponents and signs to ``out``, which has exactly their bytes; False if an ``x`` is not finite."""
+    """Write exponents and signs to ``out``, which has exactly that many bytes; False if an ``x`` is non-finite."""
     check_natural(x.numel(), out)
     low, high = halves(key)
     patterns, data = array(x, torch.float32).view(np.int32), array(out, torch.uint8)

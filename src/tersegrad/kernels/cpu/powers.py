@@ -1,4 +1,4 @@
-"""Values as signed powers of two against the largest of their group: one pass for the largest, one for the codes."""
+"""Values as signed powers of two relative to the largest of their group: one pass finds it, one writes the codes."""
 
 import numba
 import numpy as np
@@ -13,14 +13,14 @@ __all__ = ["power_decode", "power_encode"]
 
 
 def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tensor) -> int:
-    """Exponents of the groups and codes of the values; returns how many are faint (see ``reference``)."""
+    """Write the groups' exponents and the values' codes; return how many underflow (see ``reference``)."""
     check_power_groups(values.numel(), groups, exponents, codes)
     arrays = array(groups, torch.int32), array(exponents, torch.int8), array(codes, torch.uint8)
     return int(_encode(patterns(values), *arrays))
 
 
 def power_decode(codes: Tensor, groups: Tensor, exponents: Tensor, values: Tensor) -> None:
-    """Values of codes (see ``reference``)."""
+    """Write the values that the codes stand for (see ``reference``)."""
     check_power_groups(values.numel(), groups, exponents, codes)
     _decode(array(codes, torch.uint8), array(groups, torch.int32), array(exponents, torch.int8), patterns(values))
 
@@ -35,7 +35,7 @@ def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: Bytes)
             largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
         top = np.int32(np.int32(largest >> 23) - 127)
         exponents[g] = NOTHING if top == -127 else top
-        least = np.int32(top - DEEPEST) if top > -127 else np.int32(256)  # no power is as large
+        least = np.int32(top - DEEPEST) if top > -127 else np.int32(256)  # larger than any exponent
         for i in range(start, end):
             magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
             nearest = np.int32(np.int32(np.int32(magnitude + np.int32(0x00400000)) >> 23) - 127)
@@ -43,7 +43,7 @@ def _encode(bits: Ints, groups: Ints, exponents: NDArray[np.int8], codes: Bytes)
             depth = np.int32(min(np.int32(top - nearest), np.int32(DEEPEST)))
             depth = np.int32(max(depth, np.int32(0)))
             depth = np.int32(DEEPEST) if weak else depth
-            # x < 0, which minus zero is not
+            # x < 0, which is false for minus zero
             sign = np.int32(8) if bits[i] < 0 and magnitude > 0 else np.int32(0)
             codes[i] = np.uint8(depth | sign | weak * FAINT)
             faint += int(weak)

@@ -1,6 +1,6 @@
 """Stochastic rounding to few levels, rounded and packed in one pass over memory (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.qsgd``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.qsgd``.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ INFINITY = np.float32(np.inf)
 
 
 def bucket_scales(x: Tensor, bucket: int, norm: str, scales: Tensor) -> bool:
-    """Write each bucket's largest magnitude ("max") or Euclidean length ("l2"); False if an ``x`` is not finite."""
+    """Write each bucket's largest magnitude ("max") or Euclidean norm ("l2"); False if an ``x`` is non-finite."""
     check_buckets(x.numel(), bucket, scales)
     check_norm(norm)
     vector, found = array(x), array(scales)
@@ -49,7 +49,7 @@ def quantise(x: Tensor, scales: Tensor, bucket: int, levels: int, key: int, out:
 
 
 def qsgd_encode(x: Tensor, scales: Tensor, bucket: int, bits: int, key: int, out: Tensor) -> None:
-    """``quantise`` to the levels of ``bits`` bits, packed into ``out``, which has exactly their bytes."""
+    """``quantise`` to the levels of ``bits`` bits, packed into ``out``, which has exactly that many bytes."""
     check_buckets(x.numel(), bucket, scales)
     check_level_codes(x.numel(), bits, out)
     low, high = halves(key)
@@ -70,7 +70,7 @@ def qsgd_decode_add(data: Tensor, scales: Tensor, bucket: int, bits: int, acc: T
 
 @numba.njit(nogil=True, cache=True)
 def _largest(patterns: Ints, bucket: int, found: Ints, scales: Floats) -> bool:
-    """``found`` and ``scales`` are the same memory."""
+    """``found`` and ``scales`` share their memory."""
     largest = i32(0)
     for b in range(found.size):
         part = patterns[b * bucket : (b + 1) * bucket]
@@ -110,7 +110,7 @@ def _level(x: Any, step: Any, most: Any, position: Any, low: Any, high: Any) -> 
     return i32(whole(below) + i32(up))
 
 
-# error_model: Python's would test every divisor for zero, and a test is no vector
+# error_model: Python's would check every divisor for zero, which prevents vectorisation
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _quantise(
     x: Floats, scales: Floats, bucket: int, levels: np.int32, low: np.uint32, high: np.uint32, out: Ints
@@ -145,7 +145,7 @@ def _encode(
             at = end
         if place + block_nbytes + SLACK <= nbytes:
             pack_block(words, bits, out, place)
-        else:  # at the end nothing more may be written
+        else:  # at the end, SLACK bytes more would be out of bounds
             lanes[stop - start :] = 0
             pack_block(words, bits, last, 0)
             rest = out[place : place + block_nbytes]
@@ -164,7 +164,7 @@ def _decode_add(
         stop, place, at = min(start + CODES, n), start // 8 * bits, start
         if place + block_nbytes + SLACK <= nbytes:
             unpack_block(data, place, bits, words)
-        else:  # at the end there is nothing more to read
+        else:  # at the end, SLACK bytes more would be out of bounds
             rest = data[place : place + block_nbytes]
             last[: rest.size] = rest
             unpack_block(last, 0, bits, words)

@@ -1,6 +1,6 @@
 """Floats of N bits with an offset, coded and packed in one pass over memory (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.range_float``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.range_float``.
 """
 
 import numba
@@ -21,7 +21,7 @@ SIGN = np.int32(-0x80000000)
 
 
 def range_encode(x: Tensor, layout: Layout, nearest: bool, out: Tensor) -> bool:
-    """Write the packed codes of ``x`` to ``out``, which has exactly their bytes; False if an ``x`` is not finite."""
+    """Write the packed codes of ``x`` to ``out``, which has exactly their size; False if an ``x`` is non-finite."""
     check_range(x.numel(), layout, out)
     largest = _encode(
         patterns_of(x),
@@ -83,7 +83,7 @@ def _encode(
             lanes[i] = np.uint16(code if magnitude >= first and step > 0 else i32(0))
         if place + block_nbytes + SLACK <= nbytes:
             pack_block(words, bits, out, place)
-        else:  # at the end nothing more may be written
+        else:  # at the end, SLACK bytes more would be out of bounds
             lanes[block.size :] = 0
             pack_block(words, bits, last, 0)
             rest = out[place : place + block_nbytes]
@@ -113,7 +113,7 @@ def _decode_add(
         block, place = acc[start : start + CODES], start // 8 * bits
         if place + block_nbytes + SLACK <= nbytes:
             unpack_block(data, place, bits, words)
-        else:  # at the end there is nothing more to read
+        else:  # at the end, SLACK bytes more would be out of bounds
             rest = data[place : place + block_nbytes]
             last[: rest.size] = rest
             unpack_block(last, 0, bits, words)

@@ -1,6 +1,6 @@
 """Drawing positions of a vector without replacement (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.sampling``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.sampling``.
 """
 
 import numba
@@ -16,7 +16,7 @@ __all__ = ["stratified"]
 
 
 def stratified(n: int, key: int, positions: Tensor) -> None:
-    """One position in each of len(positions) equal slices of ``n`` elements, all shifted round by one draw."""
+    """One position in each of len(positions) equal slices of ``n`` elements, all rotated by one more draw."""
     check_sampling(n, positions.numel())
     low, high = halves(key)
     _stratified(n, low, high, shift_of(n, key), array(positions, torch.int32))
@@ -28,7 +28,7 @@ def _stratified(n: int, low: np.uint32, high: np.uint32, shift: int, positions: 
     if k == 0:
         return
     whole, part = n // k, n % k
-    start, carry = 0, 0  # start + carry / k is i n / k: no division for each
+    start, carry = 0, 0  # start + carry / k is i n / k, without a division per element
     for i in range(k):
         carry += part
         longer = int(carry >= k)

@@ -1,10 +1,10 @@
-"""Selecting the large elements of a float32 vector at the speed of memory (Numba, one core).
+"""Selecting the large elements of a float32 vector at memory bandwidth (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.select``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.select``.
 
-Selections share one primitive, ``hits``: 64 comparisons become one 64-bit word, and only the positions of
-its set bits are looked at again. Comparing integer bits instead of floats costs the same, puts NaN and
-infinity above all numbers, and does not depend on whether the thread flushes denormals.
+Selections share one primitive, ``hits``: 64 comparisons become one 64-bit word, and only the elements of its set bits
+are read again. Comparing integer bits instead of floats costs the same, puts NaN and infinity above all finite numbers,
+and does not depend on whether the thread flushes denormals.
 """
 
 import numba
@@ -30,7 +30,7 @@ __all__ = ["above", "top_k", "top_k_capacity"]
 
 
 def top_k(x: Tensor, k: int, indices: Tensor, candidates: Tensor) -> int:
-    """Positions of the k largest ``|x|``, ascending, in ``indices[:k]``; returns k, or -1 if x is not finite.
+    """Positions of the k largest ``|x|``, ascending, in ``indices[:k]``; returns k, or -1 if x is non-finite.
 
     One pass collects the elements that reach a guessed threshold; the exact selection is among those few.
     """

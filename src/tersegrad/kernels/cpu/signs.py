@@ -1,6 +1,6 @@
 """Signs as bits, and means of groups, in one pass over memory (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.signs``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.signs``.
 """
 
 import numba
@@ -15,12 +15,12 @@ from tersegrad.kernels.ops import LANES, UNIFORM_BITS, check_sign_groups, check_
 
 __all__ = ["break_ties", "one_bit_encode", "scaled_sign_encode", "signs_decode_add"]
 
-BLOCK = 1024  # elements that are summed and then looked at again while they are in the nearest cache
+BLOCK = 1024  # elements that are summed and then read again while they are in the L1 cache
 HALF = np.int32(1 << UNIFORM_BITS - 1)
 
 
 def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bool:
-    """Write each group's mean of ``|x|``, and all signs to ``out``; False if an ``x`` is not finite."""
+    """Write each group's mean of ``|x|``, and all signs to ``out``; False if an ``x`` is non-finite."""
     check_sign_groups(x.numel(), bucket, means.numel())
     check_signs(x.numel(), out)
     vector, found = array(x), array(means)
@@ -28,7 +28,7 @@ def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bo
 
 
 def one_bit_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> bool:
-    """Write each group's means of either sign, and all signs to ``out``; False if an ``x`` is not finite."""
+    """Write each group's means of either sign, and all signs to ``out``; False if an ``x`` is non-finite."""
     check_sign_groups(x.numel(), bucket, means.numel() / 2)
     check_signs(x.numel(), out)
     vector, found = array(x), array(means)
@@ -44,7 +44,7 @@ def signs_decode_add(data: Tensor, values: Tensor, bucket: int, acc: Tensor, sca
 
 
 def break_ties(votes: Tensor, key: int) -> None:
-    """Every zero becomes +1 or -1, as the highest bit of the hash of the key and the position says."""
+    """Turn every zero into +1 or -1, by the highest bit of the hash of the key and the position."""
     low, high = halves(key)
     _break_ties(array(votes), low, high)
 
@@ -62,7 +62,7 @@ def _scaled_sign(x: Floats, patterns: Ints, bucket: int, means: Floats, out: Byt
             pack_slice(patterns, start, stop, out)
         everything += total
         means[g] = f32(total / (end - first))
-    return bool(everything < np.inf)  # a sum of magnitudes of float32 is finite in float64; NaN is below nothing
+    return bool(everything < np.inf)  # a float64 sum of finite float32 magnitudes is finite; NaN compares false
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc"})

@@ -1,7 +1,7 @@
 """A convolution's gradient in an order that can be split into slices, and back (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.slices``; here is only how. Transpositions
-go by tiles that fit the first cache, because rows that are powers of two apart would push each other out of it.
+What each function computes is defined by its namesake in ``kernels.reference.slices``. Transpositions go by tiles that
+fit into the L1 cache, because rows that are powers of two apart would evict each other.
 """
 
 import numba
@@ -18,7 +18,7 @@ TILE_WIDTH = 72  # elements of one filter in a tile
 
 
 def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: int = 1) -> None:
-    """Writes ``x`` into ``slices``, in their order."""
+    """Write ``x`` into ``slices``, in the order of slices."""
     check_slices(x, slices, filters, positions, run)
     depth = x.numel() // (filters * positions * run)
     if run > 1:
@@ -30,7 +30,7 @@ def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: 
 def from_slices(
     slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions: int = 1, run: int = 1, subtract: bool = False
 ) -> None:
-    """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in its own order."""
+    """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in the order of the weight."""
     check_slices(x, slices, filters, positions, run)
     check_slices(x, mean, filters, positions, run)
     depth = x.numel() // (filters * positions * run)

@@ -1,10 +1,10 @@
 """A sum of sparse vectors, written in one pass (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.sparse_sum``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.sparse_sum``.
 
-A vector of zeros to which one sparse vector after the other is added goes through memory several times: a hundredth of
-the elements is a seventh of the lines. Here a slice that stays in the cache gets its part of all vectors, and is then
-streamed to where it belongs.
+Adding one sparse vector after the other to a vector of zeros moves it through memory several times: 1 % of the elements
+are on a seventh of the cache lines. Here each slice that fits into the cache gets its part of all vectors, and is then
+streamed to its place.
 """
 
 from typing import Any
@@ -25,18 +25,18 @@ from tersegrad.kernels.ops import check_ascending, check_counts
 
 __all__ = ["scatter_sum"]
 
-SLICE = 4096  # floats: half of a first-level cache
+SLICE = 4096  # floats: half of an L1 cache
 
 
 def scatter_sum(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
-    """``out = scale * (sum of sparse vectors)``: in one pass if it is long, and begins with a line."""
+    """``out = scale * (sum of sparse vectors)``: in one pass if ``out`` is long and aligned to a cache line."""
     if out.numel() < LONG or out.data_ptr() % LINE_NBYTES:
         return sum_one_by_one(indices, values, counts, scale, out)
     return sum_streamed(indices, values, counts, scale, out)
 
 
 def sum_one_by_one(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
-    """What is short stays in the cache by itself."""
+    """Add one vector after the other: for a short ``out``, which stays in the cache."""
     check_counts(indices, values, counts)
     if not _ascends(array(indices, torch.int32), _ends(counts), out.numel()):
         check_ascending(indices, counts, out.numel())
@@ -47,7 +47,7 @@ def sum_one_by_one(indices: Tensor, values: Tensor, counts: list[int], scale: fl
 
 
 def sum_streamed(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> bool:
-    """In one pass, whatever the length; ``out`` begins with a line."""
+    """In one pass, whatever the length; ``out`` must be aligned to a cache line."""
     check_counts(indices, values, counts)
     positions = array(indices, torch.int32)
     largest = _scatter_sum(positions, array(values), _ends(counts), float32(scale), array(out))
@@ -91,7 +91,7 @@ def _ascends(indices: Ints, ends: NDArray[np.int64], n: int) -> bool:
 
 @numba.njit(nogil=True, cache=True)
 def _scatter_sum(indices: Ints, values: Floats, ends: NDArray[np.int64], scale: np.float32, out: Floats) -> np.int32:
-    """The largest magnitude bits of a partial sum; -1, and nothing is written, if an index is wrong."""
+    """The largest magnitude bits of a partial sum; -1, and nothing is written, if an index is out of range or order."""
     n, largest = out.size, np.int32(0)
     if not _ascends(indices, ends, n):
         return np.int32(-1)

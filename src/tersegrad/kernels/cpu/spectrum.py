@@ -1,6 +1,6 @@
-"""Half spectra as pairs of numbers, at the speed of memory (Numba, one core).
+"""Half spectra as pairs of numbers, at memory bandwidth (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.spectrum``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.spectrum``.
 """
 
 import numba
@@ -38,20 +38,20 @@ def gather_pairs(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def scatter_add_pairs(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> None:
-    """Adds ``scale`` times a pair of values to each of these pairs; IndexError before any write."""
+    """Add ``scale`` times a pair of values to each of these pairs; IndexError before any write."""
     check_pair_indices(acc, indices, values)
     if not _scatter_add_pairs(array(acc), array(indices, torch.int32), array(values), float32(scale)):
         check_indices(indices, acc.numel() // 2)
 
 
 def _rows(half: Tensor) -> Floats:
-    """The memory of complex rows, as real and imaginary parts in turn."""
+    """The memory of complex rows, with real and imaginary parts interleaved."""
     if not half.is_contiguous():
         raise TypeError(f"half spectra must be contiguous; strides are {half.stride()}")
     return array(torch.view_as_real(half).view(-1)).reshape(half.shape[0], 2 * half.shape[1])
 
 
-# Rows are indexed as rows: an offset that is added to the index would have to be tested for its sign, and is no vector.
+# Rows are indexed as rows: an offset added to the index would be checked for its sign, which prevents vectorisation.
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,6 +1,6 @@
 """Adding up squares of per-sample gradients, each read once (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.squares``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.squares``.
 """
 
 import numba
@@ -44,7 +44,7 @@ def _add_squares(sums: Floats, gradients: Floats) -> None:
 @numba.njit(nogil=True, cache=True)
 def _add_token_squares(sums: Floats, tokens: Tokens, deltas: Floats, samples: int, skip: int, width: int) -> None:
     length = tokens.size // samples
-    place = np.full(sums.size // width, -1, np.int32)  # of each word, its row in ``rows``
+    place = np.full(sums.size // width, -1, np.int32)  # for each word, its row in ``rows``
     words = np.empty(length, np.int64)
     rows = np.empty(length * width, np.float32)
     for sample in range(samples):

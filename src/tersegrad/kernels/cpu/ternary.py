@@ -1,6 +1,6 @@
 """Ternary digits, drawn and packed five to a byte in one pass over memory (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.ternary``; here is only how.
+What each function computes is defined by its namesake in ``kernels.reference.ternary``.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ SMALLEST = np.float64(MIN_SCALE)
 
 
 def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> bool:
-    """Write each group's largest magnitude, but at most ``clip`` times its root mean square; False if not finite."""
+    """Write each group's largest magnitude, but at most ``clip`` times its root mean square; False if non-finite."""
     check_buckets(x.numel(), bucket, scales)
     vector = array(x)
     return bool(_scales(vector, vector.view(np.int32), bucket, float(clip), array(scales)))
 
 
 def ternary_encode(x: Tensor, scales: Tensor, bucket: int, key: int, out: Tensor) -> None:
-    """Write the packed digits to ``out``, which has exactly their bytes."""
+    """Write the packed digits to ``out``, which has exactly that many bytes."""
     check_buckets(x.numel(), bucket, scales)
     check_ternary(x.numel(), out)
     low, high = halves(key)
@@ -74,7 +74,7 @@ def _scales(x: Floats, patterns: Ints, bucket: int, clip: float, scales: Floats)
     return bool(everything < INF_BITS)
 
 
-# error_model: Python's would test every divisor for zero, and a test is no vector
+# error_model: Python's would check every divisor for zero, which prevents vectorisation
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _encode(
     x: Floats, patterns: Ints, scales: Floats, bucket: int, low: np.uint32, high: np.uint32, out: Bytes

@@ -1,7 +1,7 @@
 """Adding two vectors and selecting from their sum in one pass (Numba, one core).
 
-What each function computes is defined by its namesake in ``kernels.reference.topk_of_sum``; here is only how: as the
-sum is streamed to memory, its largest elements are collected on the way, and it need not be read again.
+What each function computes is defined by its namesake in ``kernels.reference.topk_of_sum``. The largest elements are
+collected while the sum is streamed to memory, so it need not be read again.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ __all__ = ["add_top_k"]
 
 
 def add_top_k(a: Tensor, b: Tensor, k: int, total: Tensor, indices: Tensor, candidates: Tensor) -> int:
-    """``total = a + b``, and ``top_k`` of it: in one pass if it is long and begins with a line."""
+    """``total = a + b``, and ``top_k`` of it: in one pass if ``total`` is long and aligned to a cache line."""
     if total.numel() < LONG or total.data_ptr() % LINE_NBYTES or k == 0:
         add_scaled(a, b, 1.0, total)
         return top_k(total, k, indices, candidates)
@@ -42,7 +42,7 @@ def add_top_k(a: Tensor, b: Tensor, k: int, total: Tensor, indices: Tensor, cand
 
 
 def add_top_k_streamed(a: Tensor, b: Tensor, k: int, total: Tensor, indices: Tensor, candidates: Tensor) -> int:
-    """In one pass, whatever the length; ``total`` begins with a line, and k > 0."""
+    """In one pass, whatever the length; ``total`` must be aligned to a cache line, and k > 0."""
     check_add(a, b, total)
     check_top_k(total, k, indices, candidates)
     buffers = split_candidates(candidates, total.numel(), k)
@@ -51,7 +51,7 @@ def add_top_k_streamed(a: Tensor, b: Tensor, k: int, total: Tensor, indices: Ten
 
 @intrinsic
 def _sum_hits(typing: Any, a: Any, b: Any, total: Any, start: Any, low: Any) -> Any:
-    """Streams the 64 sums from ``start`` on to ``total``, and gives what ``hits`` would of them."""
+    """Stream the 64 sums from ``start`` on to ``total``, and return ``hits`` of them."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         block, integers = ir.VectorType(ir.FloatType(), WORD), ir.VectorType(ir.IntType(32), WORD)
@@ -84,7 +84,7 @@ def _add_top_k(a: Floats, b: Floats, k: int, total: Floats, indices: Ints, posit
 def _add_and_collect(
     a: Floats, b: Floats, k: int, low: np.int32, total: Floats, positions: Ints, keys: Ints, histogram: Histogram
 ) -> int:
-    """As ``collect``. What was just streamed is far away: a key is added up again from what is near."""
+    """``collect`` of a sum. Streamed values are not in the cache, so a key is recomputed from ``a`` and ``b``."""
     n, capacity, count = a.size, keys.size - WORD, 0
     for start in range(0, n - n % WORD, WORD):
         word = _sum_hits(a, b, total, start, low)

@@ -1,4 +1,4 @@
-"""Which elements are unambiguous (VGC): one pass that reads three vectors, writes one, and notes positions."""
+"""Which elements are unambiguous (VGC): one pass that reads three vectors, writes one, and collects positions."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tersegrad.kernels.ops import ABS_MASK, FLOAT32_MAX, INF_BITS, check_varianc
 
 __all__ = ["unambiguous"]
 
-LANES = 32  # elements tested at once: two masks of so many bits fill a machine word
+LANES = 32  # elements tested at once: two masks of this many bits fill a machine word
 LARGEST = np.float32(FLOAT32_MAX)
 
 
@@ -36,16 +36,16 @@ def unambiguous(
     return int(_unambiguous(*arrays, array(indices, torch.int32), *constants))
 
 
-# --- the test of a block, in LLVM's terms: as a loop, four arrays that might overlap are not made a vector of
+# --- the test of a block, in LLVM IR: a loop over four arrays that might overlap is not vectorised
 
 
 @intrinsic
 def _test_block(
     typing: Any, x: Any, variance: Any, squares: Any, kept: Any, start: Any, alpha: Any, zeta: Any, tau: Any
 ) -> Any:
-    """Tests x[start : start + LANES], writes their next variance, and returns two masks of LANES bits.
+    """Test x[start : start + LANES], write their next variance, and return two masks of LANES bits.
 
-    The low bits say which are sent, the high bits which are not finite.
+    The low bits say which are sent, the high bits which are non-finite.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

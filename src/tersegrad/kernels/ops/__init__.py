@@ -1,6 +1,6 @@
-"""What all kernel backends share: names of the operations, layouts of what they write, argument checks.
+"""What all kernel backends share: names of the operations, layouts of their output, argument checks.
 
-Nothing here computes on whole vectors. A module per family of operations; all public names are here, too.
+Nothing here computes on whole vectors. There is a module per family of operations, and all names are exported here.
 """
 
 # ruff: noqa: F403

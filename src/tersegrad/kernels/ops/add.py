@@ -8,4 +8,4 @@ __all__ = ["check_add"]
 def check_add(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Raise ValueError unless all vectors have the same length."""
     if not a.numel() == b.numel() == out.numel():
-        raise ValueError(f"vectors of {a.numel()} and {b.numel()} elements, and their sum of {out.numel()}")
+        raise ValueError(f"a, b and out must have the same length, got {a.numel()}, {b.numel()} and {out.numel()}")

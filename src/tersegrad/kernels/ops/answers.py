@@ -1,4 +1,4 @@
-"""What an operation tells the host: a count, a sum, "finite or not".
+"""Results that an operation returns to the host: a count, a sum, whether all elements are finite.
 
 An answer is a Python number, or a 0-dim tensor on the device that computed it. Reading a tensor waits for the device,
 so callers read all answers of a step at once.
@@ -50,7 +50,7 @@ def _read_together(answers: list[Tensor]) -> list[bool | int | float]:
 
 
 def _as_word(answer: Tensor) -> Tensor:
-    """Any number as an int64 that says all of it."""
+    """Any number as an int64, without loss."""
     answer = answer.detach().reshape(())
     if answer.dtype == torch.float64:
         return answer.view(torch.int64)

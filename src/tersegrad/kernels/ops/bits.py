@@ -1,15 +1,15 @@
-"""Codes of 1 to 16 bits side by side in bytes."""
+"""Codes of 1 to 16 bits, packed into bytes."""
 
 import torch
 from torch import Tensor
 
 __all__ = ["MAX_BITS", "check_packed", "packed_nbytes"]
 
-MAX_BITS = 16  # of one code
+MAX_BITS = 16  # per code
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """Bytes of ``count`` codes of ``bits`` bits each.
+    """Number of bytes of ``count`` packed codes of ``bits`` bits each.
 
     >>> packed_nbytes(5, 3), packed_nbytes(8, 10), packed_nbytes(0, 7)
     (2, 10, 0)
@@ -20,7 +20,7 @@ def packed_nbytes(count: int, bits: int) -> int:
 
 
 def check_packed(codes: Tensor, bits: int, data: Tensor) -> None:
-    """Raise unless ``codes`` can hold the codes and ``data`` has exactly their bytes."""
+    """Raise unless the dtype of ``codes`` can hold the codes and ``data`` has exactly as many bytes as they take."""
     nbytes = packed_nbytes(codes.numel(), bits)
     if codes.dtype != torch.int32 and (codes.dtype != torch.uint8 or bits > 8):
         allowed = "int32 or uint8" if bits <= 8 else "int32"

@@ -1,4 +1,4 @@
-"""The map of 256 "dynamic" 8-bit numbers (``kernels.reference.blockwise`` says how it is made)."""
+"""The map of 256 "dynamic" 8-bit numbers (defined in ``kernels.reference.blockwise``)."""
 
 import torch
 from torch import Tensor
@@ -26,12 +26,12 @@ def dynamic_map() -> Tensor:
 
 
 def dynamic_borders() -> Tensor:
-    """The smallest magnitude (float32) of each of the positions 1 to 128 above zero."""
+    """The smallest magnitude (float32) that is coded as each of the positions 1 to 128 above zero."""
     upper = dynamic_map()[ZERO_CODE:]
     return ((upper[1:] + upper[:-1]) / 2).to(torch.float32)
 
 
 def check_byte_codes(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has one byte an element."""
+    """Raise ValueError unless ``data`` has one byte per element."""
     if data.numel() != n:
-        raise ValueError(f"{n} codes take as many bytes, not {data.numel()}")
+        raise ValueError(f"{n} codes take {n} bytes, not {data.numel()}")

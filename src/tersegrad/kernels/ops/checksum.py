@@ -1,4 +1,4 @@
-"""XXH64."""
+"""Constants and argument checks of XXH64."""
 
 import torch
 from torch import Tensor
@@ -19,6 +19,6 @@ def check_bytes(data: Tensor, seed: int) -> None:
     """Raise TypeError unless ``data`` is a vector of bytes, ValueError unless the seed has 64 bits."""
     if data.dtype != torch.uint8 or data.dim() != 1:
         seen = f"{data.dtype} of shape {tuple(data.shape)}"
-        raise TypeError(f"a checksum is of 1-D torch.uint8, got {seen}: use .flatten().view(torch.uint8)")
+        raise TypeError(f"the checksum takes a 1-D torch.uint8 tensor, got {seen}: use .flatten().view(torch.uint8)")
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"the seed must be in [0, 2**64), got {seed}")

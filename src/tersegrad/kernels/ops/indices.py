@@ -1,4 +1,4 @@
-"""Numbers of the index codec (``kernels.reference.indices`` defines it)."""
+"""Constants of the index codec (defined in ``kernels.reference.indices``)."""
 
 __all__ = [
     "BLOCK",
@@ -19,17 +19,17 @@ __all__ = [
 
 BLOCK = 512  # gaps that share a header; 256 to 4096 give nearly the same sizes
 HEADER_BITS = 6
-KNEES = (0, 6)  # for heavy and for geometric tails
+KNEES = (0, 6)  # for heavy and for geometric tails of the gaps
 MAX_EXPONENT = 30
 MAX_WIDTH = 31  # bits of v below its highest: v < 2**32 as every gap < 2**31
-MAX_PREFIX = KNEES[1] + MAX_WIDTH + 1  # a one must come within so many bits
+MAX_PREFIX = KNEES[1] + MAX_WIDTH + 1  # the first one bit must come within this many bits
 
-# What a decoder found; the number returned beside it says where.
+# Results of a decoder; the comment says what the number returned with it is.
 FINE = 0
-CUT = 1  # the data ends before all indices were read: the first one missing, or the first of its block
+CUT = 1  # the data ends too early: the number of the first missing index, or of the first one of its block
 EXPONENT = 2  # an exponent above MAX_EXPONENT: the exponent
 GAP = 3  # a gap of more than 31 bits: the number of its index
 OUTSIDE = 4  # an index beyond the universe: the first index of its block
 TRAILING = 5  # bytes after the last index: the number of bytes that were needed
-PADDING = 6  # a set bit after the last one that means something: the number of bits that mean something
+PADDING = 6  # a bit is set in the padding: the number of bits before the padding
 COUNT = 7  # a bitmap with too few or too many bits set: how many are set

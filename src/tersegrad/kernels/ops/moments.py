@@ -6,7 +6,7 @@ __all__ = ["Moments"]
 
 
 class Moments(NamedTuple):
-    """Of all elements of a vector; finite if and only if all of them are."""
+    """Sums over all elements of a vector; the sums are finite if and only if all elements are."""
 
     total: float  # sum of x
     abs_total: float  # sum of |x|

@@ -1,4 +1,4 @@
-"""The operations that a backend may implement. What each computes is defined by ``kernels.reference``."""
+"""The operations that a backend may implement; ``kernels.reference`` defines what each computes."""
 
 __all__ = ["OPS"]
 

@@ -1,4 +1,4 @@
-"""Exponents and signs, 9 bits an element."""
+"""Exponents and signs, 9 bits per element."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ TOP_EXPONENT = 254  # the largest exponent field that is finite
 
 
 def natural_nbytes(n: int) -> int:
-    """Bytes of ``n`` elements: exponents, then signs.
+    """Number of bytes of ``n`` elements: exponents, then signs.
 
     >>> natural_nbytes(8), natural_nbytes(9)
     (9, 11)
@@ -19,6 +19,6 @@ def natural_nbytes(n: int) -> int:
 
 
 def check_natural(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the elements."""
+    """Raise ValueError unless ``data`` has exactly as many bytes as ``n`` elements take."""
     if data.numel() != natural_nbytes(n):
         raise ValueError(f"{n} elements take {natural_nbytes(n)} bytes, not {data.numel()}")

@@ -17,13 +17,13 @@ __all__ = [
     "levels_of",
 ]
 
-MIN_SCALE = 2.0**-100  # a bucket of a smaller scale counts as zero: its step would have few bits
-QSGD_MAX_SCALE = 2.0**128 - 2.0**122  # so that rounding never leads to infinity
+MIN_SCALE = 2.0**-100  # a smaller scale counts as zero: its step would be denormal, or nearly so
+QSGD_MAX_SCALE = 2.0**128 - 2.0**122  # so that rounding never overflows to infinity
 NORMS = ("max", "l2")
 
 
 def bucket_count(n: int, bucket: int) -> int:
-    """How many scales a vector of ``n`` elements has; the last bucket may be shorter.
+    """Number of buckets, and so of scales, of a vector of ``n`` elements; the last bucket may be shorter.
 
     >>> bucket_count(1024, 512), bucket_count(1025, 512), bucket_count(0, 512)
     (2, 3, 0)
@@ -32,7 +32,7 @@ def bucket_count(n: int, bucket: int) -> int:
 
 
 def levels_of(bits: int) -> int:
-    """Levels on each side of zero that a code of ``bits`` bits can hold.
+    """Number of levels on each side of zero that a code of ``bits`` bits can hold.
 
     >>> levels_of(2), levels_of(4), levels_of(8)
     (1, 7, 127)
@@ -47,9 +47,9 @@ def check_buckets(n: int, bucket: int, scales: Tensor) -> None:
 
 
 def check_levels(levels: int) -> None:
-    """Raise ValueError unless a code of 16 bits or less can hold the levels."""
+    """Raise ValueError unless a code of at most 16 bits can hold the levels."""
     if not 1 <= levels <= levels_of(16):
-        raise ValueError(f"1 to {levels_of(16)} levels, not {levels}")
+        raise ValueError(f"there can be 1 to {levels_of(16)} levels, not {levels}")
 
 
 def check_norm(norm: str) -> None:
@@ -59,15 +59,15 @@ def check_norm(norm: str) -> None:
 
 
 def check_level_codes(n: int, bits: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the codes, and a code can hold a level."""
+    """Raise ValueError unless ``data`` has exactly as many bytes as the codes take, and a code can hold a level."""
     check_levels(levels_of(bits) if bits > 0 else 0)
     if data.numel() != packed_nbytes(n, bits):
         raise ValueError(f"{n} codes of {bits} bits take {packed_nbytes(n, bits)} bytes, not {data.numel()}")
 
 
 def check_quantise(x: Tensor, scales: Tensor, bucket: int, levels: int, out: Tensor) -> None:
-    """Raise ValueError unless there is a scale for each bucket, and a place in ``out`` for each level."""
+    """Raise ValueError unless there is one scale per bucket, and ``out`` has one element per level."""
     check_buckets(x.numel(), bucket, scales)
     check_levels(levels)
     if out.numel() != x.numel():
-        raise ValueError(f"{x.numel()} elements have as many levels, and out has a capacity of {out.numel()}")
+        raise ValueError(f"{x.numel()} elements have {x.numel()} levels, and out has a capacity of {out.numel()}")

@@ -15,18 +15,18 @@ class Layout(NamedTuple):
 
     bits: int  # of a code, 2 to 16
     mantissa: int  # bits that follow the leading one: a magnitude's steps are 2^-mantissa of its power of two
-    base: int  # the float32 pattern of eps, shifted
+    base: int  # the float32 pattern of eps, shifted right by ``shift``
     positives: int  # how many codes stand for positive numbers
-    negatives: int  # and for negative ones
+    negatives: int  # how many codes stand for negative numbers
 
     @property
     def shift(self) -> int:
-        """How many bits of a float32 pattern are dropped."""
+        """How many low bits of a float32 pattern are dropped."""
         return MANTISSA_BITS - self.mantissa
 
     @property
     def eps(self) -> float:
-        """The smallest positive number, were there one."""
+        """The smallest positive magnitude, even if the layout has no positive codes."""
         return float_of(self.base << self.shift)
 
     @property
@@ -36,15 +36,15 @@ class Layout(NamedTuple):
 
     @property
     def low(self) -> float:
-        """The smallest number."""
+        """The smallest number: the most negative one, or zero."""
         return -float_of(self.base + self.negatives - 1 << self.shift) if self.negatives else 0.0
 
     def first(self, nearest: bool) -> int:
-        """The smallest float32 pattern that is not sent as zero: of eps, or of eps / 2 where that is nearer to eps."""
+        """The smallest float32 pattern that is not coded as zero: that of eps, or of eps / 2 if rounding to nearest."""
         return bits_of(self.eps / 2 if nearest else self.eps)
 
     def half(self, nearest: bool) -> int:
-        """What is added to a pattern before its low bits are dropped: half a step, or nothing."""
+        """Added to a pattern before its low bits are dropped: half a step if rounding to nearest, otherwise 0."""
         return 1 << self.shift - 1 if nearest else 0
 
     def check(self) -> "Layout":
@@ -53,12 +53,12 @@ class Layout(NamedTuple):
         counts = self.positives, self.negatives
         ok = ok and min(counts) >= 0 and sum(counts) < 1 << self.bits
         if not ok or self.base + max(*counts, 1) - 1 > INF_BITS - 1 >> self.shift:
-            raise ValueError(f"{self} is no range of float32 numbers.")
+            raise ValueError(f"{self} is not a range of float32 numbers.")
         return self
 
 
 def check_range(count: int, layout: Layout, data: Tensor) -> None:
-    """Raise ValueError unless the layout is sound and ``data`` has exactly the bytes of ``count`` codes."""
+    """Raise ValueError unless the layout is valid and ``data`` has exactly as many bytes as ``count`` codes take."""
     layout.check()
     nbytes = packed_nbytes(count, layout.bits)
     if data.numel() != nbytes:

@@ -4,11 +4,11 @@ from tersegrad.kernels.ops.hashing import split_key
 
 __all__ = ["check_sampling", "shift_of"]
 
-_OTHER_DRAW = 0x2545F4914F6CDD1D  # makes of a key one that has nothing to do with it
+_OTHER_DRAW = 0x2545F4914F6CDD1D  # turns a key into an unrelated one
 
 
 def shift_of(n: int, key: int) -> int:
-    """How far all positions are shifted: 0 to n - 1, drawn from 64 bits of the key."""
+    """By how much all positions are rotated: 0 to n - 1, drawn from 64 bits of the key."""
     low, high = split_key(key ^ _OTHER_DRAW)
     return (high << 32 | low) * n >> 64
 

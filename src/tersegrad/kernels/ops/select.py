@@ -1,4 +1,4 @@
-"""Selecting elements by magnitude, and positions of a vector."""
+"""Argument checks for selecting elements by magnitude, and for lists of positions."""
 
 import math
 
@@ -36,7 +36,7 @@ def check_top_k(x: Tensor, k: int, indices: Tensor, candidates: Tensor) -> None:
 
 
 def check_threshold(threshold: float) -> None:
-    """Raise ValueError if the threshold is NaN, which nothing is above or below."""
+    """Raise ValueError if the threshold is NaN, which compares false with everything."""
     if math.isnan(threshold):
         raise ValueError("threshold is NaN: the statistics it was made from are not finite")
 

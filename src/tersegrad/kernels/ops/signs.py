@@ -1,4 +1,4 @@
-"""One bit an element, and means of groups."""
+"""One sign bit per element, and means of groups."""
 
 from torch import Tensor
 
@@ -7,11 +7,11 @@ from tersegrad.kernels.ops.qsgd import bucket_count
 
 __all__ = ["LANES", "check_sign_groups", "check_signs"]
 
-LANES = 32  # signs looked at together: no group border lies between them
+LANES = 32  # signs handled together: groups begin at multiples of this
 
 
 def check_sign_groups(n: int, bucket: int, count: float) -> None:
-    """Raise ValueError unless there is a number of every group, and groups begin where the kernels can."""
+    """Raise ValueError unless there is one mean per group, and the group length is a multiple of ``LANES``."""
     if bucket < 1 or (bucket < n and bucket % LANES) or count != bucket_count(n, bucket):
         raise ValueError(
             f"{n} elements in groups of {bucket} do not have {count:g} means; a group is a multiple of {LANES}"
@@ -19,6 +19,6 @@ def check_sign_groups(n: int, bucket: int, count: float) -> None:
 
 
 def check_signs(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the signs."""
+    """Raise ValueError unless ``data`` has exactly as many bytes as ``n`` signs take."""
     if data.numel() != packed_nbytes(n, 1):
         raise ValueError(f"{n} signs take {packed_nbytes(n, 1)} bytes, not {data.numel()}")

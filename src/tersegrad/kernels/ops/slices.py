@@ -1,4 +1,4 @@
-"""A convolution's gradient in slices."""
+"""Argument checks for a convolution's gradient in slices."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ __all__ = ["check_slices"]
 
 
 def check_slices(x: Tensor, slices: Tensor, filters: int, positions: int, run: int) -> None:
-    """Raise unless both are float32 vectors of one length that consists of such blocks."""
+    """Raise unless both are float32 vectors of the same length, and that length fits these dimensions."""
     for tensor in (x, slices):
         if tensor.dtype != torch.float32 or tensor.dim() != 1 or not tensor.is_contiguous():
             raise TypeError(f"slices are made of contiguous 1-D float32, got {tensor.dtype} {tuple(tensor.shape)}")

@@ -1,4 +1,4 @@
-"""Several sparse vectors one after the other."""
+"""Argument checks for several sparse vectors, concatenated."""
 
 from itertools import accumulate
 
@@ -12,10 +12,10 @@ __all__ = ["check_ascending", "check_counts"]
 
 
 def check_counts(indices: Tensor, values: Tensor, counts: list[int]) -> None:
-    """Raise ValueError unless there is one value for each index, and ``counts`` are of all of them."""
+    """Raise ValueError unless there is one value for each index, and ``counts`` add up to their number."""
     check_pairs(indices, values)
     if sum(counts) != indices.numel() or min(counts, default=0) < 0:
-        raise ValueError(f"{indices.numel()} indices, and vectors that have {counts} of them")
+        raise ValueError(f"{indices.numel()} indices do not split into vectors of {counts}")
 
 
 def check_ascending(indices: Tensor, counts: list[int], n: int) -> None:
@@ -25,7 +25,7 @@ def check_ascending(indices: Tensor, counts: list[int], n: int) -> None:
     rises = indices.diff() > 0
     for end in accumulate(counts):
         if 0 < end < indices.numel():
-            rises[end - 1] = True  # from one vector to the next
+            rises[end - 1] = True  # between two vectors the indices may fall
     low, high, ascend = read(*torch.aminmax(indices), rises.all())
     if low < 0 or high >= n:
         raise IndexError(f"indices reach from {low} to {high}, the vector has {n} elements")

@@ -12,18 +12,18 @@ ROOT_HALF = math.sqrt(0.5)
 
 
 def check_fold(half: Tensor, bins: Tensor, magnitudes: Tensor | None = None) -> None:
-    """Raise ValueError unless bins and magnitudes are as long as these half spectra ask for."""
+    """Raise ValueError unless bins and magnitudes have the lengths that belong to these half spectra."""
     if half.dim() != 2 or half.shape[1] < 2 or half.dtype != torch.complex64:
         raise ValueError(f"half spectra are rows of complex64 of 2 or more; these are {half.dtype} {tuple(half.shape)}")
     count = half.shape[0] * (half.shape[1] - 1)
     if bins.numel() != 2 * count or (magnitudes is not None and magnitudes.numel() != count):
         seen = f"{bins.numel()} numbers" + ("" if magnitudes is None else f" and {magnitudes.numel()} magnitudes")
-        raise ValueError(f"half spectra of shape {tuple(half.shape)} have {count} bins, and {seen} came")
+        raise ValueError(f"half spectra of shape {tuple(half.shape)} have {count} bins, got {seen}")
 
 
 def check_pair_indices(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
     """Raise ValueError unless there are whole pairs, and two values for each index."""
     if pairs.numel() % 2:
-        raise ValueError(f"{pairs.numel()} numbers are not pairs")
+        raise ValueError(f"{pairs.numel()} numbers are not pairs: the count must be even")
     if values.numel() != 2 * indices.numel():
         raise ValueError(f"{indices.numel()} indices but {values.numel()} values: there must be two for each")

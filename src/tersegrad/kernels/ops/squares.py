@@ -1,4 +1,4 @@
-"""Squares of per-sample gradients."""
+"""Argument checks for sums of squares of per-sample gradients."""
 
 import torch
 from torch import Tensor
@@ -9,13 +9,13 @@ __all__ = ["check_rows", "check_tokens"]
 
 
 def check_rows(sums: Tensor, gradients: Tensor) -> None:
-    """Raise ValueError unless ``gradients`` is rows as long as ``sums``."""
+    """Raise ValueError unless ``gradients`` consists of rows as long as ``sums``."""
     if gradients.numel() % max(1, sums.numel()) or (gradients.numel() and not sums.numel()):
         raise ValueError(f"{gradients.numel()} elements are not rows of {sums.numel()}")
 
 
 def check_tokens(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int) -> int:
-    """The length of a row; ValueError if lengths do not fit, IndexError if a token has no row in ``sums``.
+    """Return the length of a row; ValueError if lengths do not fit, IndexError if a token has no row in ``sums``.
 
     This reads ``tokens``.
     """
@@ -29,5 +29,5 @@ def check_tokens(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int) -> 
         )
     low, high = read(*torch.aminmax(tokens))
     if low < 0 or high >= sums.numel() // width:
-        raise IndexError(f"tokens {low} to {high} in {sums.numel() // width} rows")
+        raise IndexError(f"tokens reach from {low} to {high}, but they index a table of {sums.numel() // width} rows")
     return width

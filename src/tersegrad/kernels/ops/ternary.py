@@ -11,13 +11,13 @@ __all__ = [
     "ternary_refusal",
 ]
 
-TERNARY_DIGITS = 5  # in a byte
-TERNARY_BYTES = 256  # of a block
+TERNARY_DIGITS = 5  # per byte
+TERNARY_BYTES = 256  # per block
 TERNARY_MAX_BYTE = 3**TERNARY_DIGITS - 1
 
 
 def ternary_nbytes(n: int) -> int:
-    """Bytes of ``n`` digits.
+    """Number of bytes of ``n`` digits.
 
     >>> ternary_nbytes(5), ternary_nbytes(6), ternary_nbytes(0)
     (1, 2, 0)
@@ -26,11 +26,11 @@ def ternary_nbytes(n: int) -> int:
 
 
 def ternary_refusal(byte: int) -> ValueError:
-    """What is said of a byte that no five digits make."""
-    return ValueError(f"five ternary digits make a byte of 0 to {TERNARY_MAX_BYTE}, and {byte} came")
+    """The error for a byte that does not stand for five digits."""
+    return ValueError(f"five ternary digits make a byte of 0 to {TERNARY_MAX_BYTE}, got {byte}")
 
 
 def check_ternary(n: int, data: Tensor) -> None:
-    """Raise ValueError unless ``data`` has exactly the bytes of the digits."""
+    """Raise ValueError unless ``data`` has exactly as many bytes as ``n`` digits take."""
     if data.numel() != ternary_nbytes(n):
         raise ValueError(f"{n} ternary digits take {ternary_nbytes(n)} bytes, not {data.numel()}")

@@ -1,4 +1,4 @@
-"""Unambiguous elements (VGC)."""
+"""Argument checks for selecting unambiguous elements (VGC)."""
 
 import math
 
@@ -13,7 +13,7 @@ def check_variance(
     """Raise ValueError if lengths differ, or a factor is negative or not finite."""
     lengths = {tensor.numel() for tensor in (x, variance, squares, next_variance)}
     if len(lengths) > 1:
-        raise ValueError(f"gradient, variance and squares must be of one length, and these are of {sorted(lengths)}")
+        raise ValueError(f"gradient, variance and squares must be of one length, got {sorted(lengths)}")
     for name, value in (("alpha", alpha), ("zeta", zeta), ("tau", tau)):
         if not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value} is not a finite number from 0 on")
+            raise ValueError(f"{name}={value} is not a finite number >= 0")

@@ -1,4 +1,4 @@
-"""Which elements are meant, as a vector of truths; without a word to the host."""
+"""Selections of elements as boolean vectors, without synchronising with the host."""
 
 import torch
 from torch import Tensor
@@ -13,13 +13,13 @@ def is_above(x: Tensor, threshold: float) -> Tensor:
 
 
 def write_positions(mask: Tensor, indices: Tensor) -> Tensor:
-    """Write where ``mask`` is true, ascending, as far as ``indices`` reaches; how often it is, as a tensor.
+    """Write the positions where ``mask`` is true, ascending, as far as ``indices`` reaches; return their number.
 
-    ``nonzero`` would have to tell the host how many there are before it can return them.
+    ``nonzero`` would synchronise with the host, which needs the count to allocate the result.
     """
     capacity = indices.numel()
     ranks = mask.cumsum(0)
-    places = torch.where(mask & (ranks <= capacity), ranks - 1, capacity)  # the last place takes what is not wanted
+    places = torch.where(mask & (ranks <= capacity), ranks - 1, capacity)  # the last place is a dummy for all others
     found = torch.cat([indices, indices.new_empty(1)])
     positions = torch.arange(mask.numel(), dtype=indices.dtype, device=mask.device)
     indices.copy_(found.scatter_(0, places, positions)[:capacity])

@@ -9,9 +9,9 @@ __all__ = ["add_scaled"]
 
 
 def add_scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
-    """``out = a + scale * b``; whether the product is rounded before it is added is the processor's affair.
+    """``out = a + scale * b``; it is unspecified whether the product is rounded before it is added.
 
-    ``out`` is memory of its own.
+    ``out`` must not overlap ``a`` or ``b``.
 
     >>> out = torch.empty(2)
     >>> add_scaled(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0]), -0.25, out)

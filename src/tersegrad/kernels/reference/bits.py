@@ -1,7 +1,7 @@
-"""Codes of 1 to 16 bits side by side in bytes, in plain torch: the definition fast kernels must meet.
+"""Codes of 1 to 16 bits, packed into bytes, in plain torch: the definition fast kernels must meet.
 
 Little-endian throughout: code i occupies bits i * N to i * N + N - 1, its lowest bit first, and bit j is bit j % 8 of
-byte j // 8. So n codes take ceil(n * N / 8) bytes, and eight of them exactly N. Bits behind the last code are zero.
+byte j // 8. So n codes take ceil(n * N / 8) bytes, and eight of them exactly N. Bits after the last code are zero.
 """
 
 import torch
@@ -14,7 +14,7 @@ __all__ = ["pack_bits", "packed_nbytes", "unpack_bits"]
 
 
 def pack_bits(codes: Tensor, bits: int, out: Tensor) -> None:
-    """Write the lowest ``bits`` bits of each code (uint8 or int32) to ``out`` (uint8), which has exactly their bytes.
+    """Write the lowest ``bits`` bits of each code (uint8 or int32) to ``out`` (uint8), which has just their size.
 
     >>> out = torch.empty(2, dtype=torch.uint8)
     >>> pack_bits(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8), 3, out)
@@ -29,7 +29,7 @@ def pack_bits(codes: Tensor, bits: int, out: Tensor) -> None:
 
 
 def unpack_bits(data: Tensor, bits: int, codes: Tensor) -> None:
-    """Read ``len(codes)`` codes (uint8 or int32) from ``data``, which has exactly their bytes.
+    """Read ``len(codes)`` codes (uint8 or int32) from ``data``, which has exactly as many bytes as they take.
 
     >>> codes = torch.empty(5, dtype=torch.uint8)
     >>> unpack_bits(torch.tensor([0b11010001, 0b01011000], dtype=torch.uint8), 3, codes)

@@ -1,7 +1,7 @@
-"""Eight bits an element out of a fixed map of 256 numbers, and a scale for every block; in plain torch: the definition.
+"""Eight bits per element from a fixed map of 256 numbers, and a scale per block; in plain torch: the definition.
 
 The map (``dynamic_map``) is that of "dynamic" 8-bit numbers: after the sign, the number of leading zeros z of the
-other 7 bits is a power of ten, the first one ends it, and the 6 - z bits behind are a linear fraction f:
+other 7 bits is a power of ten, the first one ends it, and the 6 - z bits after it are a linear fraction f:
 
     10^-z * (0.1 + 0.9 (f + 1/2) / 2^(6 - z))        the middle of one of 2^(6-z) equal parts of [0.1, 1]
 
@@ -32,7 +32,7 @@ __all__ = ["block_scales", "blockwise_decode_add", "blockwise_encode"]
 
 
 def block_scales(x: Tensor, block: int, scales: Tensor) -> Answer:
-    """Write each block's largest element with its sign (of two, plus), zero below 2^-100; False if not finite.
+    """Write each block's largest element with its sign (in a tie, plus), zero below 2^-100; False if non-finite.
 
     >>> scales = torch.empty(2)
     >>> bool(block_scales(torch.tensor([3.0, -4.0, 1.0]), 2, scales)), scales.tolist()

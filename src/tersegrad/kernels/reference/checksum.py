@@ -1,8 +1,8 @@
 """XXH64, a fast 64-bit checksum, in plain Python integers: the definition the fast kernel must meet.
 
-XXH64 (https://github.com/Cyan4973/xxHash) finds accidents on the wire, not forgeries. Four lanes each swallow
-every fourth 8-byte word of the input; then they are merged, the rest of the input is mixed in, and the bits
-are stirred. All arithmetic is modulo 2^64, all words are little-endian.
+XXH64 (https://github.com/Cyan4973/xxHash) detects accidental corruption, not forgery. Each of four lanes takes every
+fourth 8-byte word of the input; then they are merged, the rest of the input is mixed in, and the bits are mixed once
+more. All arithmetic is modulo 2^64, all words are little-endian.
 """
 
 from torch import Tensor
@@ -41,7 +41,7 @@ def _stripes(text: bytes, seed: int) -> int:
 
 
 def _rest(text: bytes, total: int) -> int:
-    """Mix in the last 0 to 31 bytes: by eights, then by four, then one by one."""
+    """Mix in the last 0 to 31 bytes: eight at a time, then four, then one by one."""
     while len(text) >= 8:
         total = _rotate(total ^ _round(0, int.from_bytes(text[:8], "little")), 27) * PRIME_1 + PRIME_4
         text = text[8:]

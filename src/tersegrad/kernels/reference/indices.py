@@ -1,23 +1,21 @@
 """Sorted indices as bits, in plain Python: the definition the fast kernels must agree with, bit for bit.
 
-Bits fill a byte from its lowest upwards, numbers are written lowest bit first, and what is left of the last
-byte is zero.
+Bits fill a byte from its lowest upwards, numbers are written lowest bit first, and the last byte is padded with zeros.
 
-**The gap code.** What is written is ``gap = index - previous - 1``, where the first ``previous`` is -1. On a
-uniform support gaps follow a geometric law, for which Golomb-Rice is nearly perfect: steps of 2**b, counted
-in unary. But the large elements of real gradients are neighbours, and the few gaps between their clusters are
-huge: there the steps should double, which saves a quarter to almost half of the bits that Golomb-Rice with an
-escape takes (top 1 % of ResNet-20 gradients). One code does both, by an exponent ``b`` and a ``knee``, beyond
-which steps double:
+**The gap code** writes ``gap = index - previous - 1``, where the first ``previous`` is -1. If indices are uniform, gaps
+are geometrically distributed, and Golomb-Rice is nearly optimal: steps of 2**b, counted in unary. But the large
+elements of real gradients are neighbours, and the few gaps between their clusters are huge: there the steps should
+double, which saves a quarter to almost half of the bits that Golomb-Rice with an escape takes (top 1 % of ResNet-20
+gradients). One code does both, by an exponent ``b`` and a ``knee``, beyond which steps double:
 
     s = min(gap >> b, knee)                  whole steps of 2**b, at most knee of them
-    v = gap - s * 2**b + 2**b                what is left, with a bit on top
+    v = gap - s * 2**b + 2**b                the remainder, with a bit on top
     w = floor(log2(v))
     code = s + w - b zeros, a one, and the w bits of v below its highest
 
 ``knee = 0`` is the exponential Golomb code, a large knee is Golomb-Rice. A header of 6 bits before every
-``BLOCK`` gaps holds ``b`` (5 bits) and which of the two ``KNEES``. No code has more than 37 zeros, a one and
-31 bits: a single huge gap costs little, and garbage is never long to read.
+``BLOCK`` gaps has ``b`` (5 bits) and which of the two ``KNEES``. No code has more than 37 zeros, a one and
+31 bits: a single huge gap costs little, and reading corrupt data takes a bounded time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,7 +46,7 @@ __all__ = ["bitmap_decode", "bitmap_encode", "gap_decode", "gap_encode", "gap_pl
 def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
     """Choose the header of each block into ``headers`` (uint8); return the bits ``gap_encode`` will write.
 
-    For either knee the exponent starts near floor(log2(mean gap)) and moves by one as long as that saves
+    For each knee the exponent starts near floor(log2(mean gap)) and moves by one as long as that saves
     bits. Returns -1 unless the indices increase strictly and lie in [0, universe).
 
     >>> headers = torch.empty(1, dtype=torch.uint8)
@@ -71,7 +69,7 @@ def gap_plan(indices: Tensor, universe: int, headers: Tensor) -> int:
 
 
 def gap_encode(indices: Tensor, headers: Tensor, out: Tensor) -> None:
-    """Write the gap code of ``indices`` with the planned headers; ``out`` has exactly the bytes planned."""
+    """Write the gap code of ``indices`` with the planned headers; ``out`` has exactly the planned bytes."""
     gaps = _gaps(indices)
     bits: list[int] = []
     for block, header in enumerate(headers.tolist()):
@@ -83,7 +81,7 @@ def gap_encode(indices: Tensor, headers: Tensor, out: Tensor) -> None:
 
 
 def gap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
-    """Read ``len(out)`` indices; return what was found (``FINE``, ``CUT`` ...) and where.
+    """Read ``len(out)`` indices; return the result code (``FINE``, ``CUT`` ...) and its place (see ``ops.indices``).
 
     Unless it is ``FINE``, ``out`` is unspecified.
     """
@@ -114,7 +112,7 @@ def gap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
 
 
 def bitmap_encode(indices: Tensor, out: Tensor) -> None:
-    """Bit i of ``out`` says whether i is among ``indices``."""
+    """Set bit i of ``out`` if i is among ``indices``, and clear it otherwise."""
     bits = [0] * (8 * out.numel())
     for index in indices.tolist():
         bits[index] = 1
@@ -122,9 +120,9 @@ def bitmap_encode(indices: Tensor, out: Tensor) -> None:
 
 
 def bitmap_decode(data: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
-    """The positions of the ``len(out)`` bits set in ``data``, which has ceil(universe / 8) bytes.
+    """Read the positions of the ``len(out)`` set bits in ``data``, which has ceil(universe / 8) bytes.
 
-    Returns what was found and where, as ``gap_decode`` does.
+    Returns the result code and its place, as ``gap_decode`` does.
     """
     found, where = _check_end(data, universe)
     if found != FINE:
@@ -154,7 +152,7 @@ def _parameters(header: int) -> tuple[int, int]:
 
 
 def _best_exponent(gaps: list[int], exponent: int, knee: int) -> tuple[int, int]:
-    """Walk downhill from ``exponent``; return the exponent where no neighbour is better, and its bits."""
+    """Descend from ``exponent`` to the one where no neighbour takes fewer bits; return it and its bits."""
 
     def bits(exponent: int) -> int:
         splits = (_split(gap, exponent, knee) for gap in gaps)
@@ -166,7 +164,7 @@ def _best_exponent(gaps: list[int], exponent: int, knee: int) -> tuple[int, int]
         while 0 <= exponent + step <= MAX_EXPONENT and (candidate := bits(exponent + step)) < best:
             exponent, best = exponent + step, candidate
         if exponent != start:
-            break  # it went downhill here, so it goes uphill there
+            break  # it fell on this side, so it rises on the other
     return exponent, best
 
 
@@ -186,7 +184,7 @@ def _pack(bits: Iterable[int], out: Tensor) -> None:
 
 
 def _check_end(data: Tensor, used: int) -> tuple[int, int]:
-    """That ``used`` bits are all there is in ``data``, up to zeros that fill the last byte."""
+    """Check that ``data`` has ``used`` bits, and zeros that fill the last byte."""
     if data.numel() > -(-used // 8):
         return TRAILING, -(-used // 8)
     if used % 8 and int(data[-1]) >> used % 8:
@@ -195,7 +193,7 @@ def _check_end(data: Tensor, used: int) -> tuple[int, int]:
 
 
 class _Reader:
-    """A position in a string of bits, which continues with zeros after its end."""
+    """A reader of a bit string, which continues with zeros after its end."""
 
     def __init__(self, data: Tensor) -> None:
         self.bits = list(_bits(data))
@@ -203,7 +201,7 @@ class _Reader:
         self.position = 0
 
     def zeros(self) -> int:
-        """How many zeros come before the next one, as far as MAX_PREFIX; the position stays."""
+        """Count the zeros before the next one, at most MAX_PREFIX, without moving on."""
         prefix = self.bits[self.position : self.position + MAX_PREFIX]
         return prefix.index(1) if 1 in prefix else MAX_PREFIX
 

@@ -1,4 +1,4 @@
-"""Sums over a whole vector, from which thresholds are guessed, and counts that say how good the guess was.
+"""Sums over a whole vector, from which thresholds are estimated, and counts that tell how good an estimate was.
 
 In plain torch: the definition fast kernels must meet.
 """
@@ -15,7 +15,7 @@ __all__ = ["abs_log_sum", "abs_max", "abs_sums", "all_finite", "count_above", "m
 
 
 def all_finite(x: Tensor) -> Tensor:
-    """Whether ``x`` holds neither NaN nor infinity.
+    """Whether ``x`` contains neither NaN nor infinity.
 
     >>> bool(all_finite(torch.tensor([1.0, -2.0]))), bool(all_finite(torch.tensor([1.0, float("nan")])))
     (True, False)
@@ -37,11 +37,11 @@ def moments(x: Tensor) -> Moments:
     """
     wide = x.double()
     sums = wide.sum(), wide.abs().sum(), wide.square().sum()
-    return Moments(*cast("tuple[float, float, float]", sums))  # numbers once they are read
+    return Moments(*cast("tuple[float, float, float]", sums))  # tensors here; numbers once they are read
 
 
 def count_above(x: Tensor, threshold: float) -> Answer:
-    """How many elements have ``|x| > threshold``: the number that ``above`` returns, and no positions.
+    """How many elements have ``|x| > threshold``: the count that ``above`` returns, without the positions.
 
     >>> int(count_above(torch.tensor([1.0, -3.0, 2.0]), 1.0))
     2

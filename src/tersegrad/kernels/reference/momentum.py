@@ -1,11 +1,11 @@
 """Momentum that is accumulated before sending, in plain torch: the definition fast kernels must meet.
 
     next_velocity = momentum * velocity + gradient
-    total         = residual + next_velocity                                      (plain)
+    total         = residual + next_velocity                                      (heavy ball)
     total         = residual + (gradient + momentum * next_velocity)              (Nesterov)
 
 Nesterov's gradient is taken as ``next_velocity - momentum * velocity``: then the total follows from the velocities
-alone, and what was sent of it is found without a copy, and with the gradient gone. Every operation rounds to float32.
+alone, so the sent part is found without a copy and without the gradient. Every operation rounds to float32.
 """
 
 from torch import Tensor
@@ -40,7 +40,7 @@ def add_momentum(
 def mask_sent(
     velocity: Tensor, residual: Tensor, rest: Tensor, momentum: float, nesterov: bool, next_velocity: Tensor
 ) -> None:
-    """``next_velocity = 0`` wherever more than 2^-20 of the total was taken away; ``rest`` is what was left of it.
+    """``next_velocity = 0`` wherever more than 2^-20 of the total was sent; ``rest`` is the unsent part of the total.
 
     >>> import torch
     >>> velocity = torch.tensor([2.0, 2.0])

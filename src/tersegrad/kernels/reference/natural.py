@@ -1,14 +1,14 @@
-"""Magnitudes rounded at random to one of the two powers of two around them; in plain torch: the definition.
+"""Magnitudes rounded at random to one of the two nearest powers of two; in plain torch: the definition.
 
 The pattern of a float32 magnitude is an exponent field of 8 bits and a mantissa of 23. Adding a random number of 23
-bits and cutting the mantissa off raises the exponent with probability mantissa / 2^23, which makes the mean right:
+bits and dropping the mantissa raises the exponent with probability mantissa / 2^23, so the result is unbiased:
 
     |x| = 2^e (1 + m)  ->  2^(e + 1) with probability m, else 2^e
 
-From 2^127 on there is no larger power that is finite: everything there becomes 2^127. Below 2^-126, where float32 ends
-but for denormals, everything becomes zero. So nothing finite becomes infinite, and no element is off by more than |x|.
+From 2^127 on there is no larger power that is finite: everything there becomes 2^127. Everything below 2^-126, the
+denormals, becomes zero. So nothing finite becomes infinite, and no element is off by more than |x|.
 
-Packed: n bytes of exponent fields, 0 to 254, then the signs (``signs``): 9 bits an element.
+Packed: n bytes of exponent fields, 0 to 254, then the signs (``signs``): 9 bits per element.
 """
 
 import torch
@@ -23,7 +23,7 @@ __all__ = ["natural_decode_add", "natural_encode"]
 
 
 def natural_encode(x: Tensor, key: int, out: Tensor) -> Answer:
-    """Write exponents and signs to ``out``, which has exactly their bytes; False if an ``x`` is not finite.
+    """Write exponents and signs to ``out``, which has exactly that many bytes; False if an ``x`` is non-finite.
 
     >>> out = torch.empty(4, dtype=torch.uint8)
     >>> bool(natural_encode(torch.tensor([1.0, -0.5, 0.0]), 0, out)), out.tolist()

@@ -1,4 +1,4 @@
-"""Values as signed powers of two against the largest of their group, in plain torch: the definition of the result."""
+"""Values as signed powers of two relative to the largest of their group, in plain torch: the definition."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ _HALF_BINADE = 0x00400000  # added to a float's bits, it carries into the expone
 
 
 def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tensor) -> Answer:
-    """Exponents (int8) of the groups, E = floor(log2 max |value|), and codes (uint8): d + 8 * (value < 0).
+    """Write the groups' exponents (int8), E = floor(log2 max |value|), and codes (uint8): d + 8 * (value < 0).
 
     The nearest power of two (from 1.5 * 2^e on, the larger one) is 2^(E - d), with d from 0 to 7. Where it would be
-    smaller than 2^(E - 7), or E is that of denormals, the code is that of d = 7 with ``FAINT`` added. Returns how many
-    are faint. ``groups`` are lengths (int32) that add up to all values.
+    smaller than 2^(E - 7), or E is that of denormals, the value underflows: its code is that of d = 7 with ``FAINT``
+    added. Returns how many values underflow. ``groups`` are lengths (int32) that add up to the number of values.
     """
     check_power_groups(values.numel(), groups, exponents, codes)
     if not groups.numel():
@@ -35,7 +35,7 @@ def power_encode(values: Tensor, groups: Tensor, exponents: Tensor, codes: Tenso
 
 
 def power_decode(codes: Tensor, groups: Tensor, exponents: Tensor, values: Tensor) -> None:
-    """Values (float32) of codes (their low 4 bits): +-2^(E - d), and 0 below the smallest normal float."""
+    """Write the values (float32) of the codes' low 4 bits: +-2^(E - d), and 0 below the smallest normal float."""
     check_power_groups(values.numel(), groups, exponents, codes)
     own = exponents.to(torch.int32).repeat_interleave(groups, output_size=values.numel())
     powers = own - (codes & DEEPEST).to(torch.int32)

@@ -1,11 +1,11 @@
 """Stochastic rounding to few levels, with one scale for every ``bucket`` elements; in plain torch: the definition.
 
 With L levels on each side of zero, a bucket's step is ``scale / L``, rounded to float32. An element becomes one of the
-two whole numbers of steps around it, each with the chance that makes the mean right:
+two nearest multiples of the step, each with the probability that makes the result unbiased:
 
     y = clamp(x / step, -L, L)       level = floor(y) + 1 with probability y - floor(y), else floor(y)
 
-The chance is drawn from ``uniform(key, i)``, a hash of the key and of the position in the vector: the same on every
+The random number is ``uniform(key, i)``, a hash of the key and of the position in the vector: the same on every
 machine and device, in any order. A bucket of scale zero has level zero throughout.
 
 Packed, a level is the code ``level + L`` of N bits, where L = 2^(N-1) - 1; the last code stays unused.
@@ -36,7 +36,7 @@ LARGEST = QSGD_MAX_SCALE
 
 
 def bucket_scales(x: Tensor, bucket: int, norm: str, scales: Tensor) -> Answer:
-    """Write each bucket's largest magnitude ("max") or Euclidean length ("l2"); False if an ``x`` is not finite.
+    """Write each bucket's largest magnitude ("max") or Euclidean norm ("l2"); False if an ``x`` is non-finite.
 
     >>> scales = torch.empty(2)
     >>> bool(bucket_scales(torch.tensor([3.0, -4.0, 1.0]), 2, "max", scales)), scales.tolist()
@@ -72,7 +72,7 @@ def quantise(x: Tensor, scales: Tensor, bucket: int, levels: int, key: int, out:
 
 
 def qsgd_encode(x: Tensor, scales: Tensor, bucket: int, bits: int, key: int, out: Tensor) -> None:
-    """``quantise`` to the levels of ``bits`` bits, packed into ``out``, which has exactly their bytes."""
+    """``quantise`` to the levels of ``bits`` bits, packed into ``out``, which has exactly that many bytes."""
     check_level_codes(x.numel(), bits, out)
     levels = levels_of(bits)
     codes = torch.empty(x.numel(), dtype=torch.int32, device=x.device)
@@ -83,7 +83,7 @@ def qsgd_encode(x: Tensor, scales: Tensor, bucket: int, bits: int, key: int, out
 def qsgd_decode_add(data: Tensor, scales: Tensor, bucket: int, bits: int, acc: Tensor, scale: float) -> None:
     """``acc += scale * (level * step)``, each product rounded to float32.
 
-    The code that stands for nothing is read as the one before.
+    The unused code is read as the one before it.
     """
     check_buckets(acc.numel(), bucket, scales)
     check_level_codes(acc.numel(), bits, data)

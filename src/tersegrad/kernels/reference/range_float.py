@@ -23,10 +23,10 @@ __all__ = ["range_decode_add", "range_encode"]
 
 
 def range_encode(x: Tensor, layout: Layout, nearest: bool, out: Tensor) -> Answer:
-    """Write the packed codes of ``x`` to ``out``, which has exactly their bytes; False if an ``x`` is not finite.
+    """Write the packed codes of ``x`` to ``out``, which has exactly that many bytes; False if an ``x`` is non-finite.
 
-    Then ``out`` is unspecified. What is beyond the range becomes its end. Magnitudes are truncated, and those below eps
-    become zero; or, with ``nearest``, they become the nearer neighbour, the larger one of two equally near.
+    If it is, ``out`` is unspecified. Numbers outside the range are clamped to it. Magnitudes are truncated, and those
+    below eps become zero; with ``nearest`` they are rounded to the nearest code, ties away from zero.
     """
     check_range(x.numel(), layout, out)
     patterns = x.view(torch.int32)
@@ -43,7 +43,7 @@ def range_encode(x: Tensor, layout: Layout, nearest: bool, out: Tensor) -> Answe
 def range_decode_add(data: Tensor, layout: Layout, acc: Tensor, scale: float) -> None:
     """``acc += scale * decoded(data)``, the product rounded to float32 before it is added.
 
-    A code that stands for nothing is read as the last one that does, so any bytes decode to finite numbers.
+    An unused code is read as the last one in use, so any bytes decode to finite numbers.
     """
     check_range(acc.numel(), layout, data)
     codes = torch.empty(acc.numel(), dtype=torch.int32, device=acc.device)

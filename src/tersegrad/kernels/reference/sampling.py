@@ -14,9 +14,9 @@ __all__ = ["stratified"]
 def stratified(n: int, key: int, positions: Tensor) -> None:
     """Write k = len(positions) different positions of a vector of ``n`` elements to ``positions`` (int32).
 
-    One is drawn in each of k slices, whose lengths differ by one at most, and all of them are shifted round the vector
-    by one more draw. So every position is drawn with the same probability k / n, also where k does not divide n. They
-    ascend, but for one place where the shift goes over the end.
+    One is drawn in each of k slices, whose lengths differ by one at most, and all of them are rotated by one more draw.
+    So every position is drawn with the same probability k / n, also if k does not divide n. They ascend, except where
+    the rotation wraps around the end.
 
     >>> positions = torch.empty(4, dtype=torch.int32)
     >>> stratified(40, 7, positions), positions.tolist()
@@ -35,7 +35,7 @@ def hashed(key: int, count: int, device: torch.device) -> Tensor:
     """The hashed numbers of the counters 0 to ``count`` - 1, from 0 to 2^32 - 1."""
     low, high = split_key(key)
     h = torch.arange(count, device=device) + low & 0xFFFFFFFF
-    h = (h ^ (h >> 16)) * MIX_1 + high & 0xFFFFFFFF  # the key comes in twice: otherwise keys would only shift counters
+    h = (h ^ (h >> 16)) * MIX_1 + high & 0xFFFFFFFF  # the key enters twice: otherwise keys would only shift counters
     h = (h ^ (h >> 13)) * MIX_2 & 0xFFFFFFFF
     h = (h ^ (h >> 16)) * MIX_3 & 0xFFFFFFFF
     return h ^ (h >> 15)

@@ -1,7 +1,7 @@
 """Selecting the large elements of a float32 vector, in plain torch: the definition fast kernels must meet.
 
 Magnitudes are ordered by the integer ``bits(x) & 0x7fffffff``. On finite numbers that is the order of ``|x|``
-(so -0.0 equals 0.0); above them come infinity and then NaN, which therefore never hide below a threshold.
+(so -0.0 equals 0.0); above them come infinity and then NaN, which are therefore above every threshold.
 """
 
 import torch
@@ -17,7 +17,7 @@ __all__ = ["above", "top_k", "top_k_capacity"]
 def top_k(x: Tensor, k: int, indices: Tensor, candidates: Tensor) -> Answer:
     """Write the positions of the k largest ``|x|`` to ``indices[:k]``, in ascending order of position.
 
-    Among equal magnitudes the lowest positions win. Returns k; or -1, and leaves ``indices`` alone, if any
+    Among equal magnitudes the lowest positions win. Returns k; or -1, and leaves ``indices`` unchanged, if any
     element of ``x`` is not finite. ``candidates`` is int32 scratch of ``top_k_capacity(len(x), k)`` elements.
 
     >>> indices = torch.empty(2, dtype=torch.int32)
@@ -37,7 +37,7 @@ def above(x: Tensor, threshold: float, indices: Tensor) -> Answer:
     """Write the positions of all elements with ``|x| > threshold``, ascending, as far as ``indices`` reaches.
 
     Returns how many there are, even when ``indices`` is too short for them. The threshold is rounded to
-    float32. NaN counts as above every threshold, so that a broken gradient shows in what is selected from it.
+    float32. NaN counts as above every threshold, so that a non-finite gradient shows in the selection.
 
     >>> indices = torch.full((3,), -1, dtype=torch.int32)
     >>> int(above(torch.tensor([1.0, -3.0, 2.0]), 1.0, indices)), indices.tolist()

@@ -1,7 +1,7 @@
-"""One bit an element, and one or two means for every group of ``bucket`` elements; in plain torch: the definition.
+"""One sign bit per element, and one or two means per group of ``bucket`` elements; in plain torch: the definition.
 
 The sign of an element is the sign bit of its float: that of +0 is plus, that of -0 minus. Signs are packed as codes of
-one bit (``bits``): bit i % 8 of byte i // 8 is set if element i is negative. Bits behind the last are zero.
+one bit (``bits``): bit i % 8 of byte i // 8 is set if element i is negative. Padding bits are zero.
 """
 
 import torch
@@ -16,7 +16,7 @@ __all__ = ["break_ties", "one_bit_encode", "scaled_sign_encode", "signs_decode_a
 
 
 def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> Answer:
-    """Write each group's mean of ``|x|``, and all signs to ``out``; False if an ``x`` is not finite.
+    """Write each group's mean of ``|x|``, and all signs to ``out``; False if an ``x`` is non-finite.
 
     >>> means, out = torch.empty(1), torch.empty(1, dtype=torch.uint8)
     >>> bool(scaled_sign_encode(torch.tensor([1.0, -2.0, 0.0, -5.0]), 32, means, out)), means.tolist(), out.tolist()
@@ -32,7 +32,7 @@ def scaled_sign_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> An
 def one_bit_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> Answer:
     """Write each group's mean of the elements with sign plus and of those with sign minus, and all signs to ``out``.
 
-    ``means`` has two numbers a group; that of no element is zero. False if an ``x`` is not finite.
+    ``means`` has two numbers per group; the mean of no elements is zero. False if an ``x`` is non-finite.
 
     >>> means, out = torch.empty(2), torch.empty(1, dtype=torch.uint8)
     >>> bool(one_bit_encode(torch.tensor([-1.0, -1.0, 2.0, 2.0]), 32, means, out)), means.tolist(), out.tolist()
@@ -52,7 +52,7 @@ def one_bit_encode(x: Tensor, bucket: int, means: Tensor, out: Tensor) -> Answer
 def signs_decode_add(data: Tensor, values: Tensor, bucket: int, acc: Tensor, scale: float) -> None:
     """``acc += scale * value``, the product rounded to float32.
 
-    ``values`` has two numbers a group: what plus and what minus stands for.
+    ``values`` has two numbers per group: the value of a plus and of a minus.
 
     >>> acc = torch.ones(4)
     >>> signs_decode_add(torch.tensor([3], dtype=torch.uint8), torch.tensor([2.0, -1.0]), 32, acc, 0.5), acc.tolist()
@@ -67,7 +67,7 @@ def signs_decode_add(data: Tensor, values: Tensor, bucket: int, acc: Tensor, sca
 
 
 def break_ties(votes: Tensor, key: int) -> None:
-    """Every zero becomes +1 or -1, as the highest bit of the hash of the key and the position says.
+    """Turn every zero into +1 or -1, by the highest bit of the hash of the key and the position.
 
     >>> votes = torch.tensor([0.0, 3.0, 0.0, -2.0, 0.0])
     >>> break_ties(votes, 6), votes.tolist()
@@ -83,7 +83,7 @@ def _pack(x: Tensor, out: Tensor) -> None:
 
 
 def _sums(x: Tensor, bucket: int) -> Tensor:
-    """Of each group, in float64."""
+    """Sums of each group, in float64."""
     padded = torch.zeros(bucket_count(x.numel(), bucket) * bucket, dtype=torch.float64, device=x.device)
     padded[: x.numel()] = x
     return padded.view(-1, bucket).sum(1)

@@ -2,7 +2,7 @@
 
 A weight is (filters, rest); the rest is in blocks of ``run * positions``, depth first. The slices' order is:
 
-    run = 1:        positions, depth, filters           (a plain transposition, if positions = 1 too)
+    run = 1:        positions, depth, filters           (a transposition, if positions = 1 too)
     positions = 1:  blocks, filters, run                (runs of ``run`` elements stay together)
 """
 
@@ -14,7 +14,7 @@ __all__ = ["from_slices", "to_slices"]
 
 
 def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: int = 1) -> None:
-    """Writes ``x`` into ``slices``, in their order.
+    """Write ``x`` into ``slices``, in the order of slices.
 
     >>> import torch
     >>> slices = torch.empty(6)
@@ -31,7 +31,7 @@ def to_slices(x: Tensor, slices: Tensor, filters: int, positions: int = 1, run: 
 def from_slices(
     slices: Tensor, mean: Tensor, x: Tensor, filters: int, positions: int = 1, run: int = 1, subtract: bool = False
 ) -> None:
-    """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in its own order.
+    """``x = slices + mean``, or ``x -= slices + mean``, with ``x`` in the order of the weight.
 
     >>> import torch
     >>> x = torch.empty(6)
@@ -50,5 +50,5 @@ def from_slices(
 
 
 def _ordered(slices: Tensor, filters: int, positions: int, run: int) -> Tensor:
-    """Slices seen in the order of the weight."""
+    """A view of slices in the order of the weight."""
     return slices.view(positions, -1, filters, run).permute(2, 1, 3, 0)

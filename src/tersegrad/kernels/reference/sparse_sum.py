@@ -1,4 +1,4 @@
-"""A sum of sparse vectors."""
+"""A sum of sparse vectors, in plain torch: the definition fast kernels must meet."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ __all__ = ["scatter_sum"]
 
 
 def scatter_sum(indices: Tensor, values: Tensor, counts: list[int], scale: float, out: Tensor) -> Answer:
-    """``out = scale * (sum of sparse vectors)``, added one after the other; whether all of ``out`` is finite.
+    """``out = scale * (sum of sparse vectors)``, added one after the other; returns whether all of ``out`` is finite.
 
-    Indices and values of all vectors stand one after the other, ``counts`` of each; those of one vector ascend.
+    Indices and values of all vectors are concatenated, ``counts[i]`` of vector i; the indices of one vector ascend.
 
     >>> out = torch.empty(4)
     >>> bool(scatter_sum(torch.tensor([0, 2, 2], dtype=torch.int32), torch.tensor([1.0, 2.0, 4.0]), [2, 1], 0.5, out))

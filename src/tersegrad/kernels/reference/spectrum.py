@@ -1,7 +1,7 @@
 """Half spectra as pairs of numbers, in plain torch: the definition fast kernels must meet.
 
 A piece of even length L has the half spectrum X[0..L/2] (``torch.fft.rfft``). X[0] and X[L/2] are real, and every other
-one stands for itself and its mirror image. So L numbers say all of it, as L/2 pairs, the *bins*:
+one stands for itself and its mirror image. So L numbers are enough, as L/2 pairs, the *bins*:
 
     bin 0 = (X[0], X[L/2]),  bin f = sqrt(2) * (Re X[f], Im X[f])  for 0 < f < L/2
 
@@ -17,9 +17,9 @@ __all__ = ["fold", "gather_pairs", "scatter_add_pairs", "unfold"]
 
 
 def fold(half: Tensor, bins: Tensor, magnitudes: Tensor) -> None:
-    """Half spectra (complex64, one row a piece) to bins, and the length of each bin's pair, sqrt(a^2 + b^2).
+    """Convert half spectra (complex64, one row per piece) to bins, and the magnitude of each, sqrt(a^2 + b^2).
 
-    Squares are taken in float32: what is beyond 1e19 is seen as infinite, and what is below 1e-19 coarsely.
+    Squares are taken in float32: they overflow above 1e19 and lose precision below 1e-19.
 
     >>> half, bins, magnitudes = torch.fft.rfft(torch.ones(1, 4)), torch.empty(4), torch.empty(2)
     >>> fold(half, bins, magnitudes)
@@ -35,7 +35,7 @@ def fold(half: Tensor, bins: Tensor, magnitudes: Tensor) -> None:
 
 
 def unfold(bins: Tensor, half: Tensor) -> None:
-    """Bins back to half spectra.
+    """Convert bins back to half spectra.
 
     >>> half = torch.empty(1, 3, dtype=torch.complex64)
     >>> unfold(torch.tensor([4.0, 0.0, 0.0, 0.0]), half), half.tolist()
@@ -60,7 +60,7 @@ def gather_pairs(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def scatter_add_pairs(acc: Tensor, indices: Tensor, values: Tensor, scale: float) -> None:
-    """Adds ``scale * (values[2i], values[2i + 1])``, rounded to float32, to pair number ``indices[i]``.
+    """Add ``scale * (values[2i], values[2i + 1])``, rounded to float32, to pair number ``indices[i]``.
 
     All indices are checked before anything is written; IndexError if there is no such pair.
 

@@ -9,7 +9,7 @@ __all__ = ["add_squares", "add_token_squares"]
 
 
 def add_squares(sums: Tensor, gradients: Tensor) -> None:
-    """``sums += sum over rows of row * row``, where ``gradients`` is rows as long as ``sums``, one after the other.
+    """``sums += sum over rows of row * row``, where the rows of ``gradients`` are as long as ``sums``.
 
     >>> sums = torch.tensor([1.0, 0.0])
     >>> add_squares(sums, torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -22,11 +22,11 @@ def add_squares(sums: Tensor, gradients: Tensor) -> None:
 
 
 def add_token_squares(sums: Tensor, tokens: Tensor, deltas: Tensor, samples: int, skip: int) -> None:
-    """The same for an embedding, whose gradient has few rows that are not zero.
+    """``add_squares`` for an embedding, whose gradient has few non-zero rows.
 
-    ``tokens`` are those of ``samples`` texts of equal length, one after the other; ``deltas`` has a row for each token,
-    ``sums`` one for each word. What one text has for one word is summed, squared and added to the word's row. The word
-    ``skip`` has no gradient (-1: all have one).
+    ``tokens`` are those of ``samples`` texts of equal length, concatenated; ``deltas`` has a row for each token,
+    ``sums`` one for each word. The deltas of one text and one word are summed, squared and added to the word's row. The
+    word ``skip`` has no gradient (-1: all have one).
 
     >>> sums = torch.zeros(3)
     >>> add_token_squares(sums, torch.tensor([0, 0, 2, 0]), torch.tensor([1.0, 2.0, 3.0, 4.0]), 2, -1)

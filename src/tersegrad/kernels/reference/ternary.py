@@ -1,15 +1,15 @@
-"""Elements as -s, 0 or s, drawn so that the mean is right, five to a byte; in plain torch: the definition.
+"""Elements as -s, 0 or s, drawn without bias, five to a byte; in plain torch: the definition.
 
 With a scale s for every ``bucket`` elements,
 
     digit = 1 + sign(x) with probability |x| / s, else 1          (certainly if |x| >= s)
 
-The chance is ``uniform(key, i) < |x| * (2^24 / s)``, the product and the quotient rounded to float32 (``qsgd``).
+An element is drawn if ``uniform(key, i) < |x| * (2^24 / s)``, product and quotient rounded to float32 (``qsgd``).
 
 Packed, five digits are one byte d0 + 3 d1 + 9 d2 + 27 d3 + 81 d4, at most 242. So that neighbours in memory are
 neighbours in a vector register, the five are not side by side: in a block of 1280 elements, the digits of byte j are
-those of the elements j, j + 256, ..., j + 1024. The last block has B = ceil(rest / 5) bytes, and a distance of B;
-digits behind the last element are 0. So n elements take ceil(n / 5) bytes.
+those of the elements j, j + 256, ..., j + 1024. The last block has B = ceil(rest / 5) bytes, and a stride of B;
+digits after the last element are 0. So n elements take ceil(n / 5) bytes.
 """
 
 import torch
@@ -33,9 +33,9 @@ __all__ = ["ternary_decode_add", "ternary_encode", "ternary_scales"]
 
 
 def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> Answer:
-    """Write each group's largest magnitude, but at most ``clip`` times its root mean square; False if not finite.
+    """Write each group's largest magnitude, but at most ``clip`` times its root mean square; False if non-finite.
 
-    A scale below 2^-100 counts as zero. A ``clip`` of infinity is none.
+    A scale below 2^-100 counts as zero. A ``clip`` of infinity disables clipping.
 
     >>> scales = torch.empty(2)
     >>> bool(ternary_scales(torch.tensor([3.0, -4.0, 0.5]), 2, float("inf"), scales)), scales.tolist()
@@ -57,7 +57,7 @@ def ternary_scales(x: Tensor, bucket: int, clip: float, scales: Tensor) -> Answe
 
 
 def ternary_encode(x: Tensor, scales: Tensor, bucket: int, key: int, out: Tensor) -> None:
-    """Write the packed digits to ``out``, which has exactly their bytes.
+    """Write the packed digits to ``out``, which has exactly that many bytes.
 
     >>> out = torch.empty(1, dtype=torch.uint8)
     >>> ternary_encode(torch.tensor([-2.0, 0.0, 2.0]), torch.tensor([2.0]), 4, 0, out), out.tolist()  # 0 + 3 + 18
@@ -93,12 +93,12 @@ def ternary_decode_add(data: Tensor, scales: Tensor, bucket: int, acc: Tensor, s
 
 
 def _packed(digits: Tensor) -> Tensor:
-    """Bytes of blocks of digits (blocks, 5, bytes of a block), one after the other."""
+    """The bytes of blocks of digits, of shape (blocks, 5, bytes per block), concatenated."""
     weights = 3 ** torch.arange(DIGITS, device=digits.device)
     return (digits * weights.unsqueeze(1)).sum(1).flatten()
 
 
 def _unpacked(blocks: Tensor) -> Tensor:
-    """Digits of blocks of bytes, one after the other."""
+    """The digits of blocks of bytes, concatenated."""
     weights = 3 ** torch.arange(DIGITS, device=blocks.device)
     return (blocks.to(torch.int64).unsqueeze(1) // weights.unsqueeze(1) % 3).flatten()

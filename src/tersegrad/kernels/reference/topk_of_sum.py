@@ -10,7 +10,7 @@ __all__ = ["add_top_k"]
 
 
 def add_top_k(a: Tensor, b: Tensor, k: int, total: Tensor, indices: Tensor, candidates: Tensor) -> Answer:
-    """``total = a + b``, and ``top_k`` of ``total``, which is unspecified if the sum is not finite.
+    """``total = a + b``, and ``top_k`` of ``total``, which is unspecified if the sum is non-finite.
 
     >>> import torch
     >>> from tersegrad.kernels.ops import top_k_capacity

@@ -1,4 +1,4 @@
-"""Which elements are unambiguous (VGC), in plain torch: the definition of the result."""
+"""Which elements are unambiguous (VGC), in plain torch: the definition."""
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ def unambiguous(
 
     ``v = variance + squares``, at most the largest float. ``next_variance`` becomes ``zeta v`` where nothing is sent,
     and ``max(v - 2 |x| tau + tau^2, 0)`` where +-tau is sent; ``tau = 0`` means that all of x is sent, which leaves 0.
-    Where ``alpha v`` is 0, every x but 0 passes: squares of tiny numbers are 0 too. Returns -1 if x is not finite,
-    and what was written is then unspecified.
+    Where ``alpha v`` is 0, every x but 0 passes: squares of tiny numbers are 0 too. Returns -1 if x is non-finite,
+    and both outputs are then unspecified.
     """
     check_variance(x, variance, squares, next_variance, alpha, zeta, tau)
     v = variance + squares
