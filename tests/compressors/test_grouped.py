@@ -24,7 +24,7 @@ def test_the_refusal_says_a_group_that_is_near():
 
 def test_read_refuses_another_length_and_what_is_not_finite():
     body = torch.cat([torch.tensor([1.0, torch.nan]).view(torch.uint8), torch.zeros(2, dtype=torch.uint8)])
-    with pytest.raises(ValueError, match=r"10 elements of ScaledSign\(\) take 6 bytes, and 10 came"):
+    with pytest.raises(ValueError, match=r"10 elements of ScaledSign\(\) take 6 bytes, got 10"):
         read(ScaledSign(), Payload(body, 10), 1, 2)
     with pytest.raises(ValueError, match="not finite"):
         read(ScaledSign(), Payload(body, 10), 2, 2)

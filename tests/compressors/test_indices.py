@@ -324,7 +324,7 @@ def test_every_truncation_and_every_extension_is_noticed() -> None:
             with pytest.raises(ValueError, match=r"bytes"):
                 decode(data[:nbytes], indices.numel(), universe)
         for extra in (0, 1, 255):
-            with pytest.raises(ValueError, match=rf"{data.numel()} came"):  # the form is in front
+            with pytest.raises(ValueError, match=rf"got {data.numel()}"):  # the form is in front
                 decode(torch.cat([data, uint8([extra])]), indices.numel(), universe)
 
 
@@ -334,10 +334,10 @@ GAPS, BITMAP, IMPLIED = codec.GAPS, codec.BITMAP, codec.IMPLIED
 @cases(
     "data count universe message",
     [
-        ([3], 1, 9, "form 3 came"),
+        ([3], 1, 9, "got form 3"),
         ([IMPLIED], 4, 9, "none or all of 9; 4 were expected"),
-        ([IMPLIED, 0], 9, 9, "implied indices take 0 bytes, 1 came"),
-        ([BITMAP, 1], 1, 9, "a bitmap of 9 elements take 2 bytes, 1 came"),
+        ([IMPLIED, 0], 9, 9, "implied indices take 0 bytes, got 1"),
+        ([BITMAP, 1], 1, 9, "a bitmap of 9 elements take 2 bytes, got 1"),
         ([BITMAP, 1, 2], 1, 9, "a bit is set after bit 9"),
         ([BITMAP, 3, 0], 1, 9, "the bitmap has 2 bits set"),
         ([BITMAP, 0, 0], 1, 9, "the bitmap has 0 bits set"),
@@ -345,8 +345,8 @@ GAPS, BITMAP, IMPLIED = codec.GAPS, codec.BITMAP, codec.IMPLIED
         ([GAPS, 0b01_011111], 1, 9, "exponent 31, the largest is 30"),
         ([GAPS, 0, 0, 0, 0, 0, 0, 0], 1, 9, "the gap before index number 0 has more than 31 bits"),
         ([GAPS, 0, 0, 0], 1, 9, "end after 3 bytes"),
-        ([GAPS, 0b11_000000, 0, 0], 2, 9, "end after 1 bytes, 3 came"),
-        ([GAPS, 0b11_000000, 1], 2, 9, "end after 1 bytes, 2 came"),
+        ([GAPS, 0b11_000000, 0, 0], 2, 9, "end after 1 bytes, got 3"),
+        ([GAPS, 0b11_000000, 1], 2, 9, "end after 1 bytes, got 2"),
         ([GAPS, 0b11_000000], 1, 9, "a bit is set after bit 7"),
         ([GAPS, 0b01_000011, 0b00000010], 1, 4, "beyond the last element"),
     ],

@@ -31,7 +31,7 @@ def test_no_element_is_off_by_more_than_itself_even_at_the_ends_of_float32():
 
 
 def test_a_wrong_length_is_refused():
-    with pytest.raises(ValueError, match=r"10 elements of Natural\(\) take 12 bytes, and 8 came"):
+    with pytest.raises(ValueError, match=r"10 elements of Natural\(\) take 12 bytes, got 8"):
         accumulate(Natural(), Payload(torch.zeros(8, dtype=torch.uint8), 10), torch.zeros(10))
 
 

@@ -50,7 +50,7 @@ def test_a_payload_decodes_at_any_address():
 
 
 def test_a_wrong_length_is_refused():
-    with pytest.raises(ValueError, match=r"10 elements of QSGD\(\) take 9 bytes, and 8 came"):
+    with pytest.raises(ValueError, match=r"10 elements of QSGD\(\) take 9 bytes, got 8"):
         accumulate(QSGD(), Payload(torch.zeros(8, dtype=torch.uint8), 10), torch.zeros(10))
 
 

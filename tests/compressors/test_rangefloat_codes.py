@@ -317,10 +317,10 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_added(header):
 
 def test_a_wrong_length_is_refused():
     layout = fit(8, 3, -1.0, 1.0)
-    with pytest.raises(ValueError, match="10 range floats of 8 bits take 10 bytes, 9 came"):
+    with pytest.raises(ValueError, match="10 range floats of 8 bits take 10 bytes, got 9"):
         range_float.decode_add(layout, torch.zeros(9, dtype=torch.uint8), torch.zeros(10), 1.0)
     for meta in (range_float.layout_meta(layout)[:-1], range_float.layout_meta(layout) + b"\0", b""):
-        with pytest.raises(ValueError, match=f"takes 9 bytes, {len(meta)} came"):
+        with pytest.raises(ValueError, match=f"takes 9 bytes, got {len(meta)}"):
             range_float.read_layout(meta, 8)
 
 

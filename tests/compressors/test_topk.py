@@ -103,10 +103,10 @@ def test_what_is_not_finite_is_seen_wherever_it_is(bad, where):
 @cases(
     "meta says",
     [
-        (b"", "at least 16 bytes of meta, and 0 came"),
+        (b"", "at least 16 bytes of meta, got 0"),
         (struct.pack("<IBxxxQ", 11, 1, 2), "for 10 positions announces 11 of them"),
         (struct.pack("<IBxxxQ", 2, 1, 1 << 40), "bytes of indices"),
-        (struct.pack("<IBxxxQ", 2, 9, 2), "form 9 came"),
+        (struct.pack("<IBxxxQ", 2, 9, 2), "got form 9"),
         (struct.pack("<IBxxxQ", 3, 1, 2), "bits set"),
     ],
 )

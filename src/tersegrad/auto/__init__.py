@@ -1,4 +1,4 @@
-"""Auto: tries several methods during training, and goes on with the fastest; again when the network changes."""
+"""Auto: tries several methods during training and keeps the fastest; tries again when the network changes."""
 
 from tersegrad.auto.reducer import Auto
 

@@ -1,4 +1,4 @@
-"""Which of several measured ways to take. Decisions are made of agreed numbers only, so all workers decide alike."""
+"""Choosing among measured methods. Decisions use agreed numbers only, so all workers decide alike."""
 
 import math
 import statistics
@@ -9,8 +9,8 @@ from tersegrad.comm.numbers import all_gather_floats
 from tersegrad.core import Comm
 
 DENSE, MIXED = "dense", "mixed"
-HOPELESS = 1.5  # times the fastest: dense is not tried again
-QUIET = 2e-4  # seconds: handing a bucket over takes some of it, so shorter pauses say nothing
+HOPELESS = 1.5  # times the fastest: a slower dense is not in the finals
+QUIET = 2e-4  # seconds: shorter pauses are the overhead of handing a bucket over
 
 
 @dataclass(frozen=True)
@@ -21,33 +21,33 @@ class Measured:
     wait: float = math.nan  # seconds in collectives
     decode: float = math.nan  # all other seconds
     step: float = math.nan  # seconds from one step's beginning to the next
-    slack: float = math.nan  # seconds that the worker was idle later in the same step
-    energy: float = math.nan  # sum of squares of what was to be sent
-    left: float = math.nan  # sum of squares of what was not
+    slack: float = math.nan  # longest idle time of the worker after this bucket in the same step, seconds
+    energy: float = math.nan  # sum of squares of the total
+    left: float = math.nan  # sum of squares of the unsent part
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The same in one number each for all workers."""
+    """The measurements of all workers, combined into one number each."""
 
     seconds: float  # the method's own time: encode, wait, decode
-    wait: float  # of the worker that came last: what the network needs, and not who is late
+    wait: float  # of the worker that waited least: the time of the network without that of stragglers
     step: float
     slack: float
     left: float  # share of the energy that was not sent
 
 
 def agree(measured: Measured, comm: Comm) -> Trial:
-    """One Trial out of every worker's numbers, the same bits everywhere; one small all-reduce.
+    """Combine every worker's numbers into one Trial, the same bits on all workers; one small all-reduce.
 
-    Who comes early waits for the others, and that is not the method's doing: encode and wait count as the worker that
-    waited least saw them. Decoding ends when the slowest has decoded.
+    A worker that is early waits for the others, which is not the method's fault: encode and wait are those of the
+    worker that waited least. Decoding ends when the slowest worker has decoded.
     """
     return combine([Measured(*row) for row in all_gather_floats(list(vars(measured).values()), comm)])
 
 
 def combine(workers: Sequence[Measured]) -> Trial:
-    """What the numbers of several workers mean together; unknown times are infinite.
+    """Combine the numbers of several workers; unknown times are infinite.
 
     >>> combine([Measured(1.0, 2.0, 1.0, 9.0, 0.0, 4.0, 1.0), Measured(1.0, 5.0, 2.0, 9.0, 0.5, 4.0, 3.0)])
     Trial(seconds=5.0, wait=2.0, step=9.0, slack=0.0, left=0.5)
@@ -70,7 +70,7 @@ def _known(values: list[float]) -> list[float]:
 
 
 def fastest(seconds: Mapping[str, float], margin: float) -> str:
-    """The fastest; but one that stands earlier is kept unless a later one is faster by more than ``margin`` of it.
+    """The fastest; but an earlier one is kept unless a later one is faster by more than a share ``margin``.
 
     >>> fastest({"dense": 100.0, "bf16": 96.0, "topk": 94.0}, margin=0.05)
     'topk'
@@ -85,10 +85,10 @@ def fastest(seconds: Mapping[str, float], margin: float) -> str:
 
 
 def method_for_bucket(trials: Mapping[str, Trial], budget: float, margin: float) -> str:
-    """What one bucket shall do: dense if that is hidden or as fast, else the fastest that keeps the budget.
+    """The method for one bucket: dense if that is hidden or as fast, else the fastest within the budget.
 
-    The worker takes the buckets of a step one after the other. If it was idle after this one, in the same step, this
-    one was done before it mattered: sending it faster would end no step sooner.
+    The worker processes the buckets of a step one after the other. If it was idle after this bucket, in the same step,
+    the bucket is hidden behind backward: sending it faster would not shorten the step.
     """
     dense = trials.get(DENSE)
     if dense is None or dense.slack > QUIET + margin * dense.seconds:
@@ -98,11 +98,11 @@ def method_for_bucket(trials: Mapping[str, Trial], budget: float, margin: float)
 
 
 def finalists(trials: Mapping[str, Trial], within_budget: Sequence[str], margin: float, most: int = 2) -> list[str]:
-    """The plans worth a second look, the gentlest first: "mixed", the ``most`` best of those for all, and dense.
+    """The plans for the finals, the least lossy first: dense, "mixed", and the ``most`` fastest methods for all buckets.
 
     ``trials`` are those of one bucket, but ``step`` is the same for all. ``within_budget`` are the methods that keep
-    the budget in every bucket. A method whose trial was not measured, as after a restart in its middle, gets another.
-    Dense is left out only where it is hopeless.
+    the budget in every bucket. A method whose trial was not measured (after a restart in its middle) is tried again.
+    Dense is left out only if it is slower than ``HOPELESS`` times the fastest.
     """
     left = {name: trials[name].step for name in (DENSE, *within_budget) if name in trials}
     left |= {name: 0.0 for name, step in left.items() if math.isinf(step)}
@@ -115,10 +115,10 @@ def finalists(trials: Mapping[str, Trial], within_budget: Sequence[str], margin:
 
 
 def winner(rounds: Mapping[str, Sequence[float]], margin: float) -> str:
-    """As ``fastest``, of plans that took turns; the gentler one is kept unless all that is known speaks against it.
+    """``fastest`` of plans that took turns; the earlier one is kept unless all three criteria speak against it.
 
-    That is: the median of the rounds' ratios (a slow moment of the machine hits all plans of a round alike), the ratio
-    of the medians (unless it was shorter than a round, and hit one of them), and all rounds but at most one in five.
+    They are: the median of the rounds' ratios (a slow moment of the machine affects all plans of a round alike), the
+    ratio of the medians (a shorter slow moment affects only one of them), and all rounds but at most one in five.
 
     >>> winner({"dense": [10.0, 30.0, 11.0], "topk": [8.0, 25.0, 8.9]}, margin=0.1)
     'topk'
@@ -139,7 +139,7 @@ def winner(rounds: Mapping[str, Sequence[float]], margin: float) -> str:
 
 
 def has_changed(now: float, before: float, factor: float) -> bool:
-    """Whether two times differ by a factor; differences too short to be told from noise do not count.
+    """Whether two times differ by a factor; differences within the noise do not count.
 
     >>> has_changed(0.030, 0.010, 1.5), has_changed(0.00002, 0.00001, 1.5)
     (True, False)
@@ -156,10 +156,10 @@ def changes(
     change: float,
     margin: float,
 ) -> list[str]:
-    """What differs from what was usual by the factor ``change``, and by so much that another plan may be better.
+    """Which times differ from the usual ones by the factor ``change``, and so much that another plan may be better.
 
-    If this method waits so much longer, dense would wait longer still, as many times as it sends more. And where
-    dense is the plan, a faster network or a slower computation only make it better.
+    If a compressed method waits longer, dense would wait longer still, in proportion to its bytes. And if dense is the
+    plan, a faster network or a slower computation only makes it better.
     """
     off = {key for key in usual if has_changed(getattr(now, key), usual[key], change)}
     dense, own = (trials[name].wait if name in trials else math.inf for name in (DENSE, method))

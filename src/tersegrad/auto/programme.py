@@ -1,4 +1,4 @@
-"""Auto's programme: whose turn it is in a step, and why a plan was chosen."""
+"""Auto's programme: which method runs in a step, and why a plan was chosen."""
 
 import math
 import statistics
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from tersegrad.auto.choice import DENSE, Trial
 from tersegrad.core import State
 
-FINALS = 5  # rounds in which the finalists take turns, so that a slow moment of the machine hits all of them
+FINALS = 5  # rounds in which the finalists take turns, so that a slow moment of the machine affects all of them
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Whose trial it is, and in which step of it; or how many steps it is since the choice."""
+    """The method on trial and the step of its trial; or the number of steps since the choice."""
 
     name: str  # "" after the choice
     place: int | None
-    final: int | None = None  # which of the finals
+    final: int | None = None  # number of the final
     since: int | None = None
 
 
@@ -30,11 +30,11 @@ class Programme:
 
     @property
     def finals_begin(self) -> int:
-        """The position of the first final."""
+        """The position of the first step of the finals."""
         return self.warmup + self.trial * (1 + len(self.candidates))
 
     def turn(self, position: int, finalists: list[str]) -> Turn:
-        """Where the programme is."""
+        """The turn at a position of the programme."""
         trial, place = divmod(position - self.warmup, self.trial)
         if trial < 0:
             return Turn(DENSE, None)
@@ -46,12 +46,12 @@ class Programme:
 
 
 def trials_in(state: State) -> dict[str, Trial]:
-    """The trials that a state holds."""
+    """The trials that are stored in a state."""
     return {name: Trial(**numbers) for name, numbers in state["trials"].items()}
 
 
 def rounds_of(finalists: list[str], steps: dict[str, float]) -> dict[str, list[float]]:
-    """The steps of every finalist, round by round; infinite where there is none."""
+    """The step times of every finalist, round by round; infinite if not measured."""
     count = len(finalists)
     return {
         name: [steps.get(str(i), math.inf) for i in range(place, FINALS * count, count)]
@@ -60,7 +60,7 @@ def rounds_of(finalists: list[str], steps: dict[str, float]) -> dict[str, list[f
 
 
 def reason(plan: str, trials: dict[str, Trial], finals: dict[str, list[float]]) -> str:
-    """Why, in a line: what a step takes with each, the last measurement counting."""
+    """The reason for a choice in one line: the latest measured step time of each method."""
     steps = {name: trial.step for name, trial in trials.items()}
     steps |= {name: statistics.median(rounds) for name, rounds in finals.items()}
     others = ", ".join(f"{name} {1e3 * step:.1f}" for name, step in steps.items() if name != plan)

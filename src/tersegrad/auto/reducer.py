@@ -1,4 +1,4 @@
-"""Auto, the reducer: runs the method whose turn it is around a residual of its own, and decides what comes next."""
+"""Auto, the reducer: runs the current method with a residual of its own, and decides what comes next."""
 
 import logging
 import math
@@ -44,14 +44,14 @@ from tersegrad.core import state as states
 from tersegrad.reducers import AllGather, AllReduce, Dense, PowerSGD, TwoShot
 from tersegrad.wrappers.error_feedback import ErrorFeedback
 
-REST = 4  # windows without a look after one in which all was as usual, where the plan is dense
-PATIENCE = 2  # windows in a row that must be off before the trials begin anew
+REST = 4  # windows without measurements after an unchanged one, if the plan is dense
+PATIENCE = 2  # consecutive windows that must differ before the trials are repeated
 
 _log = logging.getLogger("tersegrad")
 
 
 def _usual() -> dict[str, Reducer]:
-    largest = TopK(0.03, values=RangeFloat(bits=4))  # as topk4: fewer bytes than 1 % in float32, and less is late
+    largest = TopK(0.03, values=RangeFloat(bits=4))  # as topk4: fewer bytes than 1 % in float32, and a smaller residual
     return {
         "bf16": AllReduce(BF16()),
         "topk": AllGather(largest),
@@ -62,17 +62,16 @@ def _usual() -> dict[str, Reducer]:
 
 @dataclass(frozen=True, repr=False)
 class Auto(Memory):
-    """Dense at first; then every candidate for a few steps; then what made the step shortest, bucket by bucket.
+    """Measures dense and every candidate during training, then keeps what made the step shortest, bucket by bucket.
 
-    total = residual + gradient; the method of the moment sends of the total what it sends; the rest is the residual.
-    The residual is Auto's own, so a change of method loses nothing. Where all is dense there is none.
+    total = residual + gradient; the current method sends a part of the total, and the rest is the residual. The
+    residual is Auto's own, so a change of method loses nothing. While everything is dense there is none.
 
-    The programme, counted in steps that are committed: ``warmup`` dense steps; trials of ``trial`` steps each, dense
-    and every candidate; finals, in which the best take turns, and with them "mixed", where each bucket does what was
-    fastest for it (dense where dense is hidden behind backward). Then the plan with the shortest step is kept. Every
-    ``window`` steps the time in collectives and the step time are compared with what they were at first; if they differ
-    by a factor of ``change`` twice in a row, the trials are made again. All workers decide alike: of medians that were
-    exchanged.
+    The programme, counted in committed steps: ``warmup`` dense steps; trials of ``trial`` steps each, of dense and every
+    candidate; finals, in which the best take turns, including "mixed", in which each bucket uses the method that was
+    fastest for it (dense if dense is hidden behind backward). The plan with the shortest step is kept. Every ``window``
+    steps the time in collectives and the step time are compared with those of the first window; if they differ by a
+    factor of ``change`` twice in a row, the trials are repeated. All workers decide alike, on all-reduced medians.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -81,15 +80,15 @@ class Auto(Memory):
         "Auto({'bf16': AllReduce(BF16()), 'topk': AllGather(TopK(0.1))}, warmup=1, trial=3)",
     )
 
-    candidates: dict[str, Reducer] = param(doc="the gentlest first: a later one must be faster", factory=_usual)
+    candidates: dict[str, Reducer] = param(doc="the least lossy first: a later one must be faster", factory=_usual)
     budget: float = param(
-        1.0, "share of the gradient's energy that may stay behind in a step; lower => only gentle methods"
+        1.0, "share of the gradient's energy that may stay unsent in a step; lower => less lossy methods"
     )
-    margin: float = param(0.05, "how much faster a method must be than one before it, dense being the first of all")
-    warmup: int = param(4, "dense steps before the trials; DDP makes its final buckets in the first three")
+    margin: float = param(0.05, "how much faster a method must be than an earlier one; dense is the first")
+    warmup: int = param(4, "dense steps before the trials; DDP rebuilds its buckets in the first three")
     trial: int = param(5, "steps a candidate is tried; more => less noise, longer trials")
-    window: int = param(50, "steps of one look at whether anything has changed; longer => calmer, later to notice")
-    change: float = param(1.5, "by what factor times must differ to try again; lower => more restless")
+    window: int = param(50, "steps between two checks for changes; longer => less noise, slower to react")
+    change: float = param(1.5, "factor by which times must differ to try again; lower => more often")
 
     def __post_init__(self) -> None:
         require(self, "candidates", dict, "Write e.g. Auto({'bf16': AllReduce(BF16())}).")
@@ -102,7 +101,7 @@ class Auto(Memory):
                 )
             refuse_memory(self, reducer)
         if not self.candidates:
-            raise ValueError("Auto({}): there is nothing to choose from. Leave the candidates out for the usual ones.")
+            raise ValueError("Auto({}): there is nothing to choose from. Omit the candidates to use the default ones.")
         require_fraction(self, "budget", "1.0 allows everything that sends anything at all.")
         if not 0 <= self.margin < 1 or not self.change > 1:
             raise ValueError(
@@ -114,41 +113,41 @@ class Auto(Memory):
                 raise ValueError(f"Auto({name}={value!r}): a whole number of steps, at least {least}.")
 
     def loses(self, workers: int) -> float:
-        """As the candidate that loses most."""
+        """The loss of the candidate that loses most."""
         return max(reducer.loses(workers) for reducer in self.candidates.values())
 
     @cached_property
     def programme(self) -> Programme:
-        """Whose turn it is when."""
+        """The order of trials and finals."""
         return Programme(list(self.candidates), self.warmup, self.trial)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """Nothing is known, nothing is late. All candidates' states, so that a saved one finds its place."""
+        """No measurements and no residual; the states of all candidates, so that saved ones can be loaded."""
         return {
             "position": 0,  # steps of the programme so far
             "plan": DENSE,
             "pick": DENSE,  # this bucket's method in the plan "mixed"
             "finalists": [],
             "late": False,  # False: the residual is zero, on all workers
-            "strikes": 0,  # windows in a row that were off
-            "rest": 0,  # until this step nothing is looked at
+            "strikes": 0,  # consecutive windows with changed times
+            "rest": 0,  # no measurements until this step
             "residual": layout.zeros(),
             "trials": {},
-            "finals": {},  # seconds of a step in each; the first bucket's, for all
-            "usual": {},  # the first window after the choice
+            "finals": {},  # step time in each, in seconds; kept by the first bucket for all
+            "usual": {},  # times of the first window after the choice
             "methods": {f"method {name}": r.init(layout, comm) for name, r in self.candidates.items()},
         }
 
     def residual(self, layout: Layout, state: State) -> Tensor | None:
-        """The residual, if anything is in it."""
+        """The residual; None if it is zero on all workers."""
         return state["residual"] if state["late"] else None
 
     def clear(self, layout: Layout, state: State) -> None:
-        """Stages a residual of zeros; candidates remember nothing."""
+        """Stage a residual of zeros; candidates have none."""
         stage(state, residual=states.back_buffer(state, "residual").zero_(), late=False)
 
     def active(self, state: State | None, number: int) -> Reducer:
-        """Dense between two looks, where all is dense and nothing is late."""
+        """Dense between two measurements, if the plan is dense and the residual is zero."""
         return Dense() if state is not None and self._rests(state, number) else self
 
     @staticmethod
@@ -156,9 +155,10 @@ class Auto(Memory):
         return state["plan"] == DENSE and not state["late"] and number < state["rest"]
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """By the method whose turn it is, with the clock running.
+        """Run the current method and measure its times.
 
-        A step at whose end workers agree on what they have measured is not overlapped with others: it sends at its end.
+        A step at whose end workers combine their measurements finishes at once, as it sends them at its end: it is not
+        overlapped with other buckets.
         """
         if self._rests(state, step.number):
             return Dense().start(step, x, out, {}, comm)
@@ -202,11 +202,11 @@ class Auto(Memory):
         return DENSE if over_budget else method
 
     def _looks(self, turn: Turn, layout: Layout, clock: StepClock) -> bool:
-        """Whether, after the choice, this bucket compares times with what they were."""
+        """Whether, after the choice, this bucket compares its times with the usual ones."""
         due = turn.since is not None and turn.since > 0 and turn.since % self.window == 0
         return due and turn.name == "" and clock.leads(layout)
 
-    # ---- decisions, of numbers that were exchanged -----------------------------------------------
+    # ---- decisions, on combined measurements ------------------------------------------------------
 
     def _decide(
         self,
@@ -228,7 +228,7 @@ class Auto(Memory):
             self._end_final(turn.final, layout, state, comm, clock, number)
 
     def _end_final(self, final: int, layout: Layout, state: State, comm: Comm, clock: StepClock, number: int) -> None:
-        """The first bucket of the step keeps the time of a step, and after the last final chooses for all."""
+        """The first bucket of the step stores the step time, and after the last final chooses for all."""
         over = final == FINALS * len(clock.finalists) - 1
         if clock.leads(layout):
             before = state["finals"] if final else {}
@@ -243,7 +243,7 @@ class Auto(Memory):
             _free_others(state, clock.plan)
 
     def _watch(self, state: State, comm: Comm, clock: StepClock, method: str, number: int) -> None:
-        """Once a window the first bucket of the step looks whether times are still what they were."""
+        """Once per window the first bucket of the step compares the times with the usual ones."""
         now = agree(medians(state), comm)
         usual = state["usual"]
         if not usual:
@@ -263,15 +263,15 @@ class Auto(Memory):
 
 
 class _Method:
-    """One step of one method around Auto's residual, weighed if asked."""
+    """One step of one method with Auto's residual; measures energies if asked to."""
 
     def __init__(self, auto: Auto, name: str, weigh: bool):
         self.auto, self.name, self.weigh = auto, name, weigh
-        self.energy = self.left = math.nan  # sum of squares of what was to be sent, and of what was not
+        self.energy = self.left = math.nan  # sums of squares of the total, and of its unsent part
 
     def start(self, step: Step, x: Tensor, out: Tensor, state: State, comm: Comm) -> Finish:
         if self.name == DENSE and not state["late"]:
-            states.free_back_buffer(state, "residual")  # not needed before the next trials
+            states.free_back_buffer(state, "residual")  # it is not needed before the next trials
             self.energy, self.left = 1.0, 0.0
             return Dense().start(step, x, out, {}, comm)
         total = self.auto._total(x, state)
@@ -286,7 +286,7 @@ class _Method:
             finite = finish_method()
             stage(state, residual=total.total, late=self.name != DENSE)
             if out is not x:
-                x.zero_()  # all of it is sent or remembered
+                x.zero_()  # all of it was sent or is in the residual
             if self.weigh:
                 self.left = _energy(total.total)
             return finite
@@ -299,7 +299,7 @@ def _known(finite: bool | None) -> Finish:
 
 
 def _free_others(state: State, plan: str) -> None:
-    """Methods that are not in use free their buffers."""
+    """Free the buffers of methods that are not in use."""
     kept = f"method {state['pick'] if plan == MIXED else plan}"
     for name, inner in state["methods"].items():
         if name != kept:
@@ -323,5 +323,5 @@ def _contribution(reducer: Auto, layout: Layout, state: State, x: Tensor, worker
 
 @phases.register
 def _phases(reducer: Auto) -> list[Reducer]:
-    """Every candidate around a residual."""
+    """Every candidate, with a residual."""
     return [phase for candidate in reducer.candidates.values() for phase in phases(ErrorFeedback(candidate))]

@@ -1,4 +1,4 @@
-"""What the buckets of one step know of each other, and the times that each of them has measured."""
+"""State shared by the buckets of one step, and the times that each of them has measured."""
 
 import math
 import statistics
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 class StepClock:
     """Shared by all buckets of a spec over one Comm; one thread starts and finishes them. Never saved.
 
-    The first bucket of a step leads: its position is that of all, and what it decides is for all.
+    The first bucket of a step leads: all buckets follow its position and its decisions.
     """
 
     def __init__(self) -> None:
         self.position = 0
         self.plan = DENSE
         self.finalists: list[str] = []
-        self.again = False  # the trials shall begin anew
-        self.rest = 0  # until this step nothing is looked at
+        self.again = False  # the trials are to be repeated
+        self.rest = 0  # no measurements until this step
         self.trials: dict[int, dict[str, Trial]] = {}  # by bucket
         self._step = -1
         self._seen: list[int] = []  # buckets of this step so far
@@ -36,7 +36,7 @@ class StepClock:
 
     @staticmethod
     def of(comm: Comm, key: int) -> "StepClock":
-        """The one that all buckets of a spec (its fingerprint is the key) over this Comm share."""
+        """The clock shared by all buckets of a spec (``key`` is its fingerprint) over this Comm."""
         clock: StepClock = comm.shared.setdefault(f"auto {key}", StepClock())
         return clock
 
@@ -61,11 +61,11 @@ class StepClock:
         self._idle_since = time.perf_counter()
 
     def leads(self, layout: Layout) -> bool:
-        """Whether it is the first bucket of the step."""
+        """Whether this is the first bucket of the step."""
         return self._seen[0] == layout.id
 
     def within_budget(self, candidates: Iterable[str], own: Mapping[str, Trial], budget: float) -> list[str]:
-        """The candidates that keep the budget in all buckets that are known, the asking one's own included."""
+        """The candidates within the budget in all known buckets, and in the bucket with the trials ``own``."""
         everywhere = [*self.trials.values(), own]
         return [n for n in candidates if all(n in trials and trials[n].left <= budget for trials in everywhere)]
 
@@ -75,7 +75,7 @@ class StepClock:
 
 
 def note(state: State, turn: "Turn", timing: Timing, started: float, slack: float, trial: int, window: int) -> None:
-    """Keeps this worker's times. The first step of a trial still pays for the change, and the last is weighed."""
+    """Store this worker's times, but not of a trial's first step (switching) and last step (measuring energies)."""
     before, state["_started"] = state.get("_started", math.nan), started
     if turn.place == 0 or (turn.since and (turn.since - 1) % window == 0):
         state["_samples"] = []
@@ -84,12 +84,12 @@ def note(state: State, turn: "Turn", timing: Timing, started: float, slack: floa
     samples = state.setdefault("_samples", [])
     inner = turn.place is None or turn.place < trial - 1
     times = (timing.encode, timing.wait, timing.decode) if inner else (math.nan,) * 3
-    whole = turn.place is None or turn.place > 1  # the step before was of this trial too
+    whole = turn.place is None or turn.place > 1  # the previous step belonged to this trial too
     samples.append((*times, *((started - before, slack) if whole else (math.nan, math.nan))))
 
 
 def medians(state: State, energy: float = math.nan, left: float = math.nan) -> Measured:
-    """What was noted since the trial or the window began."""
+    """Medians of the times since the trial or the window began."""
     columns = list(zip(*state.get("_samples", []), strict=True)) or [()] * 5
     known = [[value for value in column if not math.isnan(value)] for column in columns]
     encode, wait, decode, step, slack = (statistics.median(values) if values else math.nan for values in known)

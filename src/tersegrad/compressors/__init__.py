@@ -1,4 +1,4 @@
-"""Codecs for one flat vector, one file each."""
+"""Compressors: codecs for one flat vector, one file each."""
 
 from tersegrad.compressors._sparse import Sparse
 from tersegrad.compressors.blockwise import Blockwise

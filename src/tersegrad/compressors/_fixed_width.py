@@ -1,6 +1,6 @@
-"""What value codecs of a few bits share: one code an element, read against numbers of the element's group, or none.
+"""Base of value codecs with a fixed number of bits per element, and optional numbers (such as an exponent) per group.
 
-Meta: the length of each group (4 bytes). Body: the groups' numbers, filled up to whole words; the codes side by side.
+Meta: the length of each group (4 bytes). Body: the groups' numbers, padded to whole words; the packed codes.
 """
 
 from abc import abstractmethod
@@ -15,24 +15,23 @@ from tersegrad.kernels.ops import packed_nbytes
 
 
 class FixedWidth(Compressor):
-    """One code of ``bits`` bits an element. A group is the whole vector, or what the caller says.
+    """One code of ``bits`` bits per element. By default the whole vector is one group.
 
-    A caller that knows groups, one after the other in the vector, puts their lengths into ``state["_groups"]`` (int32).
+    A caller that splits the vector into consecutive groups puts their lengths into ``state["_groups"]`` (int32).
     """
 
-    bits: ClassVar[int]  # of one code
-    group_nbytes: ClassVar[int]  # of the numbers of one group
+    bits: ClassVar[int]  # per code
+    group_nbytes: ClassVar[int]  # bytes of the numbers of one group
 
     @abstractmethod
     def to_codes(self, values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes (uint8) of the values, and the groups' numbers (uint8, ``group_nbytes`` each)."""
+        """The codes (uint8) of the values, and the groups' numbers (uint8, ``group_nbytes`` each)."""
 
     @abstractmethod
     def from_codes(self, codes: Tensor, groups: Tensor, numbers: Tensor) -> Tensor:
-        """What codes stand for, float32; every combination of bits means something finite."""
+        """The values (float32) that the codes stand for; every combination of bits stands for a finite value."""
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Groups, their numbers, codes."""
         if not kernels.on(x).all_finite(x):
             return Payload.nonfinite(x.numel(), state, x.device)
         groups = state.get("_groups")
@@ -47,7 +46,6 @@ class FixedWidth(Compressor):
         return payload
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * values``."""
         groups = read_lengths(payload.meta, acc.device)
         numbers, start = read_numbers(payload.body, groups.numel() * self.group_nbytes)
         total = sum(groups.tolist())
@@ -70,7 +68,7 @@ def _sections(compressor: FixedWidth, payload: Payload) -> dict[str, int]:
 
 
 def group_lengths(positions: Tensor, offsets: Tensor) -> Tensor:
-    """How many of the positions (ascending) lie between two neighbouring offsets.
+    """How many of the positions (ascending) lie between each two consecutive offsets.
 
     >>> group_lengths(torch.tensor([0, 4, 5]), torch.tensor([0, 3, 9]))
     tensor([1, 2], dtype=torch.int32)
@@ -84,23 +82,23 @@ def lengths_meta(groups: Tensor) -> bytes:
 
 
 def read_lengths(meta: bytes, device: torch.device) -> Tensor:
-    """What ``lengths_meta`` wrote; refuses what does not make sense."""
+    """The lengths that ``lengths_meta`` wrote; ValueError if the bytes are malformed or a length is negative."""
     if len(meta) % 4:
-        raise ValueError(f"{len(meta)} bytes are no table of lengths of 4 bytes each.")
+        raise ValueError(f"{len(meta)} bytes are not a table of lengths of 4 bytes each.")
     groups = torch.frombuffer(bytearray(meta), dtype=torch.int32) if meta else torch.empty(0, dtype=torch.int32)
     if groups.numel() and int(groups.min()) < 0:
-        raise ValueError(f"a group of {int(groups.min())} elements.")
+        raise ValueError(f"a group length must not be negative, got {int(groups.min())}.")
     return groups.to(device)
 
 
 def put_numbers(numbers: Tensor, body: Tensor) -> None:
-    """Writes the groups' numbers to the front of a body, and zeros up to the next whole word."""
+    """Write the groups' numbers to the front of a body, padded with zeros to a whole word."""
     body[: numbers.numel()].copy_(numbers)
     body[numbers.numel() : padded(numbers.numel())].zero_()
 
 
 def read_numbers(body: Tensor, nbytes: int) -> tuple[Tensor, int]:
-    """The groups' numbers, and where they end."""
+    """The groups' numbers, and where their padding ends."""
     if body.numel() < padded(nbytes):
         raise ValueError(f"a body of {body.numel()} bytes is too short for {nbytes} bytes of groups.")
     return body[:nbytes], padded(nbytes)

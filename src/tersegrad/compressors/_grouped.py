@@ -1,4 +1,4 @@
-"""What quantisers with a few float32 numbers a group share: groups of ``bucket`` elements, and bodies of two parts.
+"""Shared by quantisers with a few float32 numbers per group: groups of ``bucket`` elements, and bodies of two parts.
 
 Body: the groups' numbers (float32), then the codes.
 """
@@ -13,7 +13,7 @@ NUMBER_NBYTES = 4
 
 
 def groups_of(n: int, bucket: int | None) -> tuple[int, int]:
-    """The length of a group, which is the whole vector for None, and how many there are.
+    """The length of a group (the whole vector if ``bucket`` is None), and the number of groups.
 
     >>> groups_of(1000, None), groups_of(1000, 512), groups_of(0, None)
     ((1000, 1), (512, 2), (1, 0))
@@ -23,7 +23,7 @@ def groups_of(n: int, bucket: int | None) -> tuple[int, int]:
 
 
 def require_bucket(spec: Compressor, bucket: int | None, multiple: int) -> None:
-    """Refuses a length of groups that is no multiple of what the kernels take together."""
+    """Raise ValueError unless the group length is None or a multiple of the kernels' vector width."""
     if bucket is None or (type(bucket) is int and bucket > 0 and bucket % multiple == 0):
         return
     name = type(spec).__name__
@@ -35,26 +35,26 @@ def require_bucket(spec: Compressor, bucket: int | None, multiple: int) -> None:
 
 
 def grouped_sections(payload: Payload, numbers: int, name: str) -> dict[str, int]:
-    """Bytes of the numbers, under this name, and of the codes."""
+    """The number of bytes of the numbers, under this name, and of the codes."""
     if not payload.finite:
         return {}
     return {name: NUMBER_NBYTES * numbers, "codes": payload.body.numel() - NUMBER_NBYTES * numbers}
 
 
 def numbers_and_codes(payload: Payload, numbers: int) -> tuple[Tensor, Tensor]:
-    """Where the numbers and the codes of a payload that is being encoded go."""
+    """Views of the two parts of a body that is to be written: numbers and codes."""
     split = NUMBER_NBYTES * numbers
     return payload.body[:split].view(torch.float32), payload.body[split:]
 
 
 def read(spec: Compressor, payload: Payload, numbers: int, codes: int) -> tuple[Tensor, Tensor]:
-    """The numbers (a copy: a body may lie at any address) and codes of a payload; refuses another length."""
+    """The numbers (a copy: a body may be unaligned) and the codes of a payload; ValueError if its length is wrong."""
     split = NUMBER_NBYTES * numbers
     if payload.body.numel() != split + codes:
         raise ValueError(
-            f"{payload.numel} elements of {spec!r} take {split + codes} bytes, and {payload.body.numel()} came."
+            f"{payload.numel} elements of {spec!r} take {split + codes} bytes, got {payload.body.numel()}."
         )
     found = payload.body[:split].clone().view(torch.float32)
     if not bool(found.isfinite().all()):
-        raise ValueError(f"a number that came with the groups of {spec!r} is not finite.")
+        raise ValueError(f"{spec!r} received a number of a group that is not finite.")
     return found, payload.body[split:]

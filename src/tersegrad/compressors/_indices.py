@@ -1,17 +1,17 @@
-"""Which of n elements were sent, in few bytes: the one index codec of all sparse methods.
+"""The index codec of all sparse methods: which of n elements were sent, in few bytes.
 
-There are three forms; the form and the number of indices out of n travel beside the bytes, in a payload's meta.
+There are three forms. The form and the number of indices are not in these bytes but in the payload's meta.
 
 ======  ========  ==================================================================================
 form    name      bytes
 ======  ========  ==================================================================================
-0       implied   none: no element is meant, or every one
-1       bitmap    ceil(n / 8): bit i is set if i is meant; the smallest when a third is, or more
-2       gaps      the distances between neighbours, each in as many bits as it deserves
+0       implied   none: no element was sent, or every one
+1       bitmap    ceil(n / 8): bit i is set if i was sent; the smallest form from a third of all on
+2       gaps      the distances between neighbours, in a variable number of bits
 ======  ========  ==================================================================================
 
 ``kernels.reference.indices`` defines the bits of bitmaps and gaps. ``encode`` counts the bits of each form
-and writes the smallest. Uniform supports of any density take 1.01 to 1.03 times their entropy n * H(k / n);
+and writes the smallest. Uniformly random indices of any density take 1.01 to 1.03 times their entropy n * H(k / n);
 those of real gradients take far less, as large elements are neighbours.
 """
 
@@ -28,11 +28,11 @@ MAX_UNIVERSE = 2**31 - 1  # so that every index, and n itself, is an int32
 
 
 def max_nbytes(count: int, universe: int) -> int:
-    """The most bytes that ``encode`` may write for ``count`` indices out of ``universe`` elements.
+    """The largest number of bytes that ``encode`` writes for ``count`` indices out of ``universe`` elements.
 
-    A gap takes 32 bits at most: with steps of 2**b, where b = floor(log2(mean gap)), a code has b + 2 bits
-    and one for each step, there are less than 2 steps per gap, and the more gaps share the universe the
-    smaller is b. The first block's header adds a byte; later blocks have bits to spare.
+    A gap takes 32 bits at most: with steps of 2**b, where b = floor(log2(mean gap)), a code has b + 2 bits and one for
+    each step, there are fewer than 2 steps per gap, and the more gaps share the universe the smaller is b. The first
+    block's header adds a byte; the headers of later blocks fit into bits that this bound leaves unused.
 
     >>> max_nbytes(1, 10**9), max_nbytes(250_000, 25_000_000), max_nbytes(5, 8)
     (5, 1000001, 1)
@@ -44,7 +44,7 @@ def max_nbytes(count: int, universe: int) -> int:
 def encode(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
     """Write ``indices`` (int32, strictly increasing) to the front of ``out``; return the form and the bytes written.
 
-    ``out`` is uint8 and has at least ``max_nbytes``. Only the bytes written are touched.
+    ``out`` is uint8 and has at least ``max_nbytes`` elements. Only the bytes that are written change.
 
     >>> out = torch.empty(max_nbytes(3, 1000), dtype=torch.uint8)
     >>> form, nbytes = encode(torch.tensor([3, 500, 501], dtype=torch.int32), 1000, out)
@@ -57,13 +57,13 @@ def encode(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
     _check_tensor("out", out, torch.uint8)
     count, capacity = indices.numel(), max_nbytes(indices.numel(), universe)
     if out.numel() < capacity:
-        raise ValueError(f"out has {out.numel()} bytes; {count} of {universe} need {capacity}. Ask max_nbytes.")
+        raise ValueError(f"out has {out.numel()} bytes; {count} of {universe} need {capacity}. Use max_nbytes.")
     headers = torch.empty(-(-count // bits.BLOCK), dtype=torch.uint8, device=indices.device)
     planned = kernels.on(indices).gap_plan(indices, universe, headers)
     if planned < 0:
         raise ValueError(
             f"indices must increase strictly and lie in [0, {universe}); the first is {int(indices[0])}, "
-            f"the last {int(indices[-1])}. Sort them, and drop what comes twice."
+            f"the last {int(indices[-1])}. Sort them, and remove duplicates."
         )
     if count in (0, universe):
         return IMPLIED, 0
@@ -76,10 +76,10 @@ def encode(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
 
 
 def decode(form: int, body: Tensor, count: int, universe: int, out: Tensor) -> None:
-    """Read what ``encode`` wrote, exactly the bytes it wrote: ``count`` indices into ``out[:count]``.
+    """Read ``count`` indices into ``out[:count]``, from exactly the bytes that ``encode`` wrote.
 
-    Whatever bytes come, the result is strictly increasing and within the universe, or a ValueError that says
-    what is wrong, and then ``out[:count]`` means nothing. Time is O(len(body) + count).
+    For any bytes, either the result is strictly increasing and within the universe, or a ValueError says what is wrong;
+    then ``out[:count]`` is unspecified. Takes O(len(body) + count) time.
     """
     _check_tensor("body", body, torch.uint8)
     _check_tensor("out", out, torch.int32)
@@ -96,7 +96,7 @@ def decode(form: int, body: Tensor, count: int, universe: int, out: Tensor) -> N
         _raise_if(kernels.on(body).gap_decode(body, universe, out), body, count, universe)
     else:
         known = f"{IMPLIED} (implied), {BITMAP} (bitmap) or {GAPS} (gaps)"
-        raise ValueError(f"indices are of form {known}; form {form} came.")
+        raise ValueError(f"indices are of form {known}, got form {form}.")
 
 
 def _decode_implied(body: Tensor, count: int, universe: int, out: Tensor) -> None:
@@ -107,7 +107,7 @@ def _decode_implied(body: Tensor, count: int, universe: int, out: Tensor) -> Non
 
 
 def _raise_if(result: tuple[int, int], body: Tensor, count: int, universe: int) -> None:
-    """Turn what a kernel found into an error that says what was expected and what came."""
+    """Turn a kernel's result code into an error that says what was expected and what was found."""
     found, where = result
     if found == bits.FINE:
         return
@@ -117,8 +117,8 @@ def _raise_if(result: tuple[int, int], body: Tensor, count: int, universe: int) 
         bits.EXPONENT: f"a block has exponent {where}, the largest is {bits.MAX_EXPONENT}",
         bits.GAP: f"the gap before index number {where} has more than 31 bits",
         bits.OUTSIDE: f"an index is beyond the last element, {block}",
-        bits.TRAILING: f"the indices end after {where} bytes, {nbytes} came",
-        bits.PADDING: f"a bit is set after bit {where}, the last one that means something",
+        bits.TRAILING: f"the indices end after {where} bytes, got {nbytes}",
+        bits.PADDING: f"a bit is set after bit {where}, the last one that is used",
         bits.COUNT: f"the bitmap has {where} bits set",
     }[found]
     expected = f"index data for {count} indices of {universe}"
@@ -145,4 +145,4 @@ def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 
 def _check_length(body: Tensor, nbytes: int, what: str) -> None:
     if body.numel() != nbytes:
-        raise ValueError(f"{what} take {nbytes} bytes, {body.numel()} came.")
+        raise ValueError(f"{what} take {nbytes} bytes, got {body.numel()}.")

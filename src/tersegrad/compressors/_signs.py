@@ -1,4 +1,4 @@
-"""Every value as its sign times one magnitude, 1 bit: the quantiser of Strom's method and of VGC's hybrid with it."""
+"""Every value as its sign times one magnitude, in 1 bit: the quantiser of Strom's method and of VGC's hybrid."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tersegrad.core import Spec, param
 
 @dataclass(frozen=True, repr=False)
 class Signs(FixedWidth):
-    """decode = +-tau, by the sign; 1 bit. Zero becomes +tau."""
+    """decode = +-tau, by the sign, in 1 bit. Zero becomes +tau."""
 
     bits: ClassVar[int] = 1
     group_nbytes: ClassVar[int] = 0
@@ -24,16 +24,14 @@ class Signs(FixedWidth):
         require_threshold(self, self.tau)
 
     def to_codes(self, values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """1 for what is below zero."""
         return values.lt(0).to(torch.uint8), torch.empty(0, dtype=torch.uint8, device=values.device)
 
     def from_codes(self, codes: Tensor, groups: Tensor, numbers: Tensor) -> Tensor:
-        """+-tau."""
         return codes.to(torch.float32).mul_(-2.0 * self.tau).add_(self.tau)
 
 
 def require_threshold(spec: Spec, tau: object) -> None:
-    """Refuses a threshold that is not a positive number."""
+    """Raise ValueError unless the threshold is a positive number."""
     if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0 < tau < math.inf:
         raise ValueError(
             f"{type(spec).__name__}(tau={tau!r}): a threshold is a positive number in the units of the gradient, "

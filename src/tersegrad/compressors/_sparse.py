@@ -1,7 +1,7 @@
-"""What all sparse methods share: a selector picks positions, one index codec and any value codec pack them.
+"""Base of all sparse methods: a selector picks positions, the index codec and a value codec pack them.
 
 Meta: number of positions, form of the indices, bytes of the indices; then the value codec's meta.
-Body: the indices, filled up to whole words; then the value codec's body.
+Body: the indices, padded to whole words; then the value codec's body.
 """
 
 import math
@@ -33,7 +33,7 @@ from tersegrad.core import (
     subtract,
 )
 
-FEW = 0.125  # of the elements, all workers together: payloads of so many are unpacked side by side
+FEW = 0.125  # share of the elements, summed over workers, up to which payloads are decoded in one pass
 _META = struct.Struct("<IBxxxQ")
 
 
@@ -50,7 +50,7 @@ class _Front(NamedTuple):
 
 
 class Selective(Compressor):
-    """A payload of some positions of a universe, and the values there: one or more a position."""
+    """A payload of some positions of a universe, and one or more values per position."""
 
     values: Compressor  # the codec of the selected values
 
@@ -62,15 +62,13 @@ class Selective(Compressor):
             )
 
     def traits(self) -> Traits:
-        """It contracts if the value codec does."""
         return Traits(contracts=self.values.traits().contracts)
 
     def init(self, layout: Layout, seed: int) -> State:
-        """The value codec's state."""
         return {"values": self.values.init(layout, seed)}
 
     def _pack(self, chosen: Tensor, values: Payload, numel: int, state: State, universe: int | None = None) -> Payload:
-        """A payload for a vector of ``numel`` elements; positions are among these, or in a universe of their own."""
+        """A payload for a vector of ``numel`` elements; positions index these, or another universe if one is given."""
         universe = numel if universe is None else universe
         capacity = padded(_indices.max_nbytes(chosen.numel(), universe)) + values.body.numel()
         meta = bytes(_META.size) + values.meta
@@ -83,7 +81,7 @@ class Selective(Compressor):
         return payload.trim(start + values.body.numel())
 
     def _unpack(self, payload: Payload, universe: int, each: int = 1) -> tuple[Tensor, Tensor]:
-        """Positions, and ``each`` values for every one of them; all of the payload is checked."""
+        """Positions, and ``each`` values per position; the whole payload is checked."""
         front, device = _read_front(payload, universe), payload.body.device
         chosen = torch.empty(front.positions, dtype=torch.int32, device=device)
         values = torch.empty(each * front.positions, dtype=torch.float32, device=device)
@@ -104,18 +102,16 @@ class Sparse(Selective):
 
     @abstractmethod
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """The positions to send, int32, ascending, in the state's scratch; None if ``x`` is seen not to be finite.
+        """The positions to send, int32, ascending, in the state's scratch; None if ``x`` is found to be non-finite.
 
-        A NaN or an infinity counts as larger than every number: if there is one and it was not seen, it is among
-        those chosen.
+        A NaN or an infinity counts as larger than every number, so an undetected one is always among those selected.
         """
 
     def select_sum(self, x: Sum, state: State) -> Tensor | None:
-        """The positions to send of a sum, which is made here; by default one after the other."""
+        """Add up ``x`` and select from the sum; the default does so in two passes."""
         return self.select(x.add(), state)
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Select, then pack."""
         require_int32(x)
         return self._encode_chosen(x, self.select(x, state), state)
 
@@ -132,25 +128,24 @@ class Sparse(Selective):
         return payload
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc[indices] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
+        """``acc[indices] += scale * values``, O(number sent); the whole payload is checked before ``acc`` changes."""
         self._scatter(payload, acc, scale)
 
     def _scatter(self, payload: Payload, acc: Tensor, scale: float) -> bool:
-        """``decode_add``; returns whether what it changed is finite."""
+        """``decode_add``; returns whether all elements that it changed are finite."""
         chosen, values = self._unpack(payload, payload.numel)
         return bool(kernels.on(acc).scatter_add(acc, chosen, values, scale))
 
 
 @encode_sum.register
 def _encode_sum(compressor: Sparse, x: Sum, state: State) -> Payload:
-    """Add and select, then pack."""
     require_int32(x.total)
     return compressor._encode_chosen(x.total, compressor.select_sum(x, state), state)
 
 
 @subtract.register
 def _subtract(compressor: Sparse, payload: Payload, x: Tensor, state: State) -> None:
-    """The positions of the last payload are still there: only its values are decoded."""
+    """The positions of the last payload are kept in scratch, so only its values are decoded."""
     encoded, chosen = state.get("_encoded", (None, None))
     if encoded is not payload or not payload.finite:
         accumulate(compressor, payload, x, -1.0)
@@ -162,7 +157,7 @@ def _subtract(compressor: Sparse, payload: Payload, x: Tensor, state: State) -> 
 
 @decode_sum.register
 def _decode_sum(compressor: Sparse, payloads: list[Payload], scale: float, out: Tensor, state: State) -> bool:
-    """In one pass over ``out`` if few of its elements were sent; everything is checked before it is touched."""
+    """In one pass over ``out`` if few elements were sent; all payloads are checked before ``out`` changes."""
     for payload in payloads:
         require_length(compressor, payload, out)
     if not all(payload.finite for payload in payloads):
@@ -192,14 +187,14 @@ def _sections(compressor: Selective, payload: Payload) -> dict[str, int]:
 
 
 def require_int32(x: Tensor) -> None:
-    """Refuses a vector that is too long for positions of 32 bits."""
+    """Raise ValueError if a vector is too long for positions of 32 bits."""
     if x.numel() >= 2**31:
         raise ValueError(f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets.")
 
 
 def _read_front(payload: Payload, universe: int) -> _Front:
     if len(payload.meta) < _META.size:
-        raise ValueError(f"a sparse payload has at least {_META.size} bytes of meta, and {len(payload.meta)} came.")
+        raise ValueError(f"a sparse payload has at least {_META.size} bytes of meta, got {len(payload.meta)}.")
     front = _Front(*_META.unpack_from(payload.meta))
     if front.positions > universe or front.values_start > payload.body.numel():
         raise ValueError(

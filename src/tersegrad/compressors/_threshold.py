@@ -1,4 +1,4 @@
-"""What methods share that send all that exceeds a threshold: they only say which threshold."""
+"""Base of methods that send every element above a threshold, and differ in how the threshold is found."""
 
 from abc import abstractmethod
 
@@ -16,25 +16,25 @@ class Thresholded(Sparse):
 
     @abstractmethod
     def threshold(self, x: Tensor, state: State) -> float | None:
-        """What an element must exceed in magnitude; None if ``x`` is seen not to be finite."""
+        """The magnitude that an element must exceed; None if ``x`` is found to be non-finite."""
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """All that exceed the threshold."""
+        """All elements above the threshold."""
         threshold = self.threshold(x, state)
         return None if threshold is None else exceeding(x, threshold, state)
 
 
 class Estimated(Thresholded):
-    """Guesses the threshold that a fraction ``ratio`` exceeds; the count is what it is, and never zero for ever.
+    """Estimates the threshold that a fraction ``ratio`` of the elements exceeds; the count sent varies.
 
-    Where nothing exceeds the guess and not all is zero, the guess says nothing about this vector (they are all of the
-    same magnitude, say), and exact top-k decides.
+    If no element exceeds the estimate and the vector is not zero (all elements have the same magnitude, say), exact
+    top-k selects instead: otherwise such a vector would never be sent.
     """
 
     ratio: float
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """All that exceed the threshold, or the largest if none does."""
+        """All elements above the threshold, or the k largest if there are none."""
         chosen = super().select(x, state)
         if chosen is None or chosen.numel() or not x.numel() or kernels.on(x).abs_max(x) == 0:
             return chosen
@@ -42,7 +42,7 @@ class Estimated(Thresholded):
 
 
 def count_of(ratio: float, n: int) -> int:
-    """The k that a ratio asks for: at least one element, at most all.
+    """The number of elements that a ratio stands for: at least one, at most all.
 
     >>> count_of(0.01, 1000), count_of(0.01, 3), count_of(0.01, 0)
     (10, 1, 0)
@@ -51,9 +51,9 @@ def count_of(ratio: float, n: int) -> int:
 
 
 def exceeding(x: Tensor, threshold: float, state: State) -> Tensor:
-    """The positions of all |x| > threshold, ascending, in scratch that grows with the most there ever were."""
+    """The positions of all |x| > threshold, ascending, in scratch that grows to the largest count so far."""
     kernel = kernels.on(x)
-    threshold = min(threshold, FLOAT32_MAX)  # above it would be infinite, and hide an infinity
+    threshold = min(threshold, FLOAT32_MAX)  # an infinite threshold would not select an infinity
     chosen = reserve(state, "chosen", x.numel() // 16, torch.int32, x.device)
     (count,) = kernels.read(kernel.above(x, threshold, chosen))
     if count > chosen.numel():
@@ -63,7 +63,7 @@ def exceeding(x: Tensor, threshold: float, state: State) -> Tensor:
 
 
 def largest(x: Tensor, k: int, state: State) -> Tensor | None:
-    """The positions of the k largest, exactly, in scratch; None if ``x`` is not finite."""
+    """The positions of the exact k largest, in scratch; None if ``x`` is non-finite."""
     kernel = kernels.on(x)
     chosen = scratch(state, "largest", k, torch.int32, x.device)
     candidates = scratch(state, "candidates", kernel.top_k_capacity(x.numel(), k), torch.int32, x.device)

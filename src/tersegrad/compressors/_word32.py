@@ -1,8 +1,8 @@
-"""Words: the papers' own layout, one 32-bit word per element sent: its code in front, its index behind.
+"""The layout of the papers: one 32-bit word per element sent, the code in its high bits, the index in its low bits.
 
-It is here so that ratios can be compared with published ones; the index codec needs a quarter of the bytes.
+It exists to compare ratios with published ones; the index codec needs a quarter of the bytes.
 Meta: how many elements of each group were sent (4 bytes), then the groups' lengths (8).
-Body: the groups' numbers, filled up to whole words of 8 bytes; then the words.
+Body: the groups' numbers, padded to whole words of 8 bytes; then the 32-bit words.
 """
 
 import torch
@@ -21,7 +21,7 @@ from tersegrad.core import Payload, State, padded
 
 
 def pack(codec: FixedWidth, picked: Tensor, positions: Tensor, offsets: Tensor, numel: int, state: State) -> Payload:
-    """The payload of values picked at positions (ascending) of a vector of groups that begin at offsets."""
+    """The payload of values picked at ascending positions of a vector; its groups begin at these offsets."""
     sizes = offsets.diff()
     largest = 1 << (32 - codec.bits)
     if int(sizes.max()) > largest:
@@ -40,7 +40,7 @@ def pack(codec: FixedWidth, picked: Tensor, positions: Tensor, offsets: Tensor, 
 
 
 def unpack(codec: FixedWidth, payload: Payload, acc: Tensor, scale: float) -> None:
-    """``acc[position] += scale * value`` for every word, once all have been checked."""
+    """``acc[position] += scale * value`` for every word, after all of them have been checked."""
     groups, sizes = _read_meta(payload.meta, acc)
     numbers, start = read_numbers(payload.body, groups.numel() * codec.group_nbytes)
     count = sum(groups.tolist())
@@ -59,7 +59,7 @@ def unpack(codec: FixedWidth, payload: Payload, acc: Tensor, scale: float) -> No
 def _read_meta(meta: bytes, acc: Tensor) -> tuple[Tensor, Tensor]:
     """How many elements of each group were sent, and the groups' lengths."""
     if len(meta) % 12:
-        raise ValueError(f"{len(meta)} bytes are no table of counts and lengths of 12 bytes each.")
+        raise ValueError(f"{len(meta)} bytes are not a table of counts and lengths of 12 bytes each.")
     split = len(meta) // 3
     groups = read_lengths(meta[:split], acc.device)
     sizes = torch.frombuffer(bytearray(meta[split:]), dtype=torch.int64) if meta else groups.to("cpu", torch.int64)

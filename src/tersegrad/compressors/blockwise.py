@@ -1,7 +1,7 @@
-"""Blockwise: eight bits an element out of a fixed map that is fine near zero, and a scale for every block.
+"""Blockwise: eight bits per element from a fixed map that is finer near zero, and a scale per block.
 
 Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022.
-Body: one float32 scale a block, then n bytes of codes.
+Body: one float32 scale per block, then n bytes of codes.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from tersegrad.core import Compressor, Payload, State, Traits, param, sections
 
 @dataclass(frozen=True, repr=False)
 class Blockwise(Compressor):
-    """The nearest of 256 numbers times the block's largest element; deterministic, no memory of its own.
+    """The nearest of 256 numbers times the block's largest element; deterministic and stateless.
 
-    The map (``kernels/reference/blockwise.py``) has 64 steps between a tenth of the largest magnitude and that itself,
-    32 between a hundredth and a tenth, and so on over seven powers of ten. A block's largest element is exact, and no
+    The map (``kernels/reference/blockwise.py``) has 64 steps between 10 % of the largest magnitude and the largest
+    itself, 32 between 1 % and 10 %, and so on over seven powers of ten. A block's largest element is exact, and no
     other is off by more than 0.0071 of it.
     """
 
@@ -32,11 +32,10 @@ class Blockwise(Compressor):
             raise ValueError(f"Blockwise(block={self.block!r}): a block has one element or more. The usual is 2048.")
 
     def traits(self) -> Traits:
-        """Half of the widest step of the map."""
+        """The error is at most half of the widest step of the map."""
         return Traits(error=0.0072)
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Scales, then codes."""
         n, kernel = x.numel(), kernels.on(x)
         _, count = groups_of(n, self.block)
         payload = Payload.empty(4 * count + n, n, state, x.device)
@@ -47,7 +46,7 @@ class Blockwise(Compressor):
         return payload
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * number * s``; any codes are legal, the scales are checked."""
+        """``acc += scale * number * s``; any code is valid, the scales are checked."""
         scales, codes = read(self, payload, groups_of(payload.numel, self.block)[1], payload.numel)
         kernels.on(acc).blockwise_decode_add(codes, scales, self.block, acc, scale)
 

@@ -1,4 +1,4 @@
-"""FP16 and BF16: the vector in 16 bits an element. Finite values stay finite: what is too large is saturated."""
+"""FP16 and BF16: 16 bits per element. Finite values stay finite: those out of range are saturated."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _BLOCK = 1 << 16  # elements converted at a time: they stay in cache, and no ful
 
 
 class Cast(Summable):
-    """decode(encode(x)) = x rounded to nearest in a narrower float, clamped to +-limit; NaN and Inf stay non-finite."""
+    """x rounded to nearest in a narrower float, clamped to +-limit; NaN and infinity stay non-finite."""
 
     @property
     @abstractmethod
@@ -22,17 +22,15 @@ class Cast(Summable):
         """The largest magnitude that is sent."""
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Clamp and round, block by block."""
         payload = Payload.empty(self.dtype.itemsize * x.numel(), x.numel(), state, x.device)
         block = scratch(state, "block", min(_BLOCK, x.numel()), torch.float32, x.device)
         for wide, narrow in zip(x.split(_BLOCK), payload.body.view(self.dtype).split(_BLOCK), strict=True):
             clamped = torch.clamp(wide, -self.limit, self.limit, out=block[: wide.numel()])
-            clamped.add_(wide, alpha=0.0)  # Inf * 0 is NaN: clamping alone would launder an infinity
+            clamped.add_(wide, alpha=0.0)  # Inf * 0 is NaN: clamping alone would turn an infinity into a finite number
             narrow.copy_(clamped)
         return payload
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * x``, block by block."""
         block = torch.empty(min(_BLOCK, acc.numel()), dtype=torch.float32, device=acc.device)
         for narrow, part in zip(body_as(payload, self.dtype).split(_BLOCK), acc.split(_BLOCK), strict=True):
             part.add_(block[: part.numel()].copy_(narrow), alpha=scale)
@@ -58,9 +56,9 @@ class BF16(Cast):
 
     @property
     def limit(self) -> float:
-        """Two steps below the largest bfloat16, for the same reason as in FP16."""
+        """Two steps below the largest bfloat16, so that a mean of saturated values, rounded, is still finite."""
         return 1.984375 * 2.0**127
 
     def traits(self) -> Traits:
-        """Half a step of 8 significant bits; what is saturated loses as little."""
+        """The error is at most half a step of 8 significant bits, also for saturated values."""
         return Traits(error=2.0**-8)

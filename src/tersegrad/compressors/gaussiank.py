@@ -1,4 +1,4 @@
-"""GaussianK: the threshold of a normal law fitted to the gradient, corrected a few times.
+"""GaussianK: the threshold of a normal distribution fitted to the gradient, corrected a few times.
 
 Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv:1911.08772, 2019.
 """
@@ -16,20 +16,20 @@ from tersegrad.compressors.identity import Identity
 from tersegrad.core import Compressor, State, param, require_fraction
 from tersegrad.kernels.ops import Moments
 
-CORRECTIONS = 3  # passes at most that only count
+CORRECTIONS = 3  # at most; each is a pass that counts
 
 
 @dataclass(frozen=True, repr=False)
 class GaussianK(Estimated):
     """Sends |x| > |mean| + z std, where a normal variable exceeds z in magnitude with probability ``ratio``.
 
-    While the count is not within a third of k, and three times at most, the threshold is halved if it is too low, and
-    raised by half if it is too high. What the last threshold gives is sent.
+    Up to three times, if the count is not within a third of k, the threshold is halved (too few) or raised by half (too
+    many). The elements above the last threshold are sent.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("GaussianK(0.1)",)
 
-    ratio: float = param(doc="fraction of elements asked for: lower => fewer bytes, more left for later")
+    ratio: float = param(doc="fraction of elements to send, approximately: lower => fewer bytes, larger residual")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class GaussianK(Estimated):
         require_fraction(self, "ratio", "1 % is GaussianK(ratio=0.01).")
 
     def threshold(self, x: Tensor, state: State) -> float | None:
-        """One pass for mean and deviation, one for every count."""
+        """Takes one pass for mean and standard deviation, and one for each count."""
         n, kernel = x.numel(), kernels.on(x)
         moments: Moments = kernel.moments(x)
         if not math.isfinite(moments.squares):

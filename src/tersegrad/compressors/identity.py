@@ -1,4 +1,4 @@
-"""Identity: the vector itself, 32 bits an element."""
+"""Identity: the vector itself, 32 bits per element."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,22 +11,19 @@ from tersegrad.core import Payload, State, Summable, Traits
 
 @dataclass(frozen=True, repr=False)
 class Identity(Summable):
-    """The vector itself, in float32; for comparison, and to test reducers with nothing lost."""
+    """The vector itself, in float32; for comparison, and to test reducers without loss."""
 
     dtype: ClassVar[torch.dtype] = torch.float32
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """A copy of the bytes."""
         payload = Payload.empty(4 * x.numel(), x.numel(), state, x.device)
         payload.body.view(torch.float32).copy_(x)
         return payload
 
     def traits(self) -> Traits:
-        """Nothing is off."""
         return Traits(error=0.0)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * x``."""
         acc.add_(body_as(payload, torch.float32), alpha=scale)
 
 
@@ -34,12 +31,10 @@ def body_as(payload: Payload, dtype: torch.dtype) -> Tensor:
     """The body as a vector of ``payload.numel`` elements, if it is exactly that long."""
     expected = payload.numel * dtype.itemsize
     if payload.body.numel() != expected:
-        raise ValueError(
-            f"a body of {payload.numel} {dtype} values has {expected} bytes, and {payload.body.numel()} bytes came."
-        )
+        raise ValueError(f"a body of {payload.numel} {dtype} values has {expected} bytes, got {payload.body.numel()}.")
     return aligned(payload.body, dtype)
 
 
 def aligned(body: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers; a copy where they lie at an address that these numbers cannot have."""
+    """Bytes viewed as numbers; a copy if they are not aligned for this dtype."""
     return (body.clone() if body.storage_offset() % dtype.itemsize else body).view(dtype)

@@ -1,7 +1,7 @@
 """OneBit: the sign of every element, decoded as the mean of the elements with that sign.
 
 Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech
-DNNs", Interspeech 2014. Body: two float32 means a group, then ceil(n / 8) bytes of signs.
+DNNs", Interspeech 2014. Body: two float32 means per group, then ceil(n / 8) bytes of signs.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,22 @@ from tersegrad.kernels.ops import LANES, packed_nbytes
 
 @dataclass(frozen=True, repr=False)
 class OneBit(Compressor):
-    """One bit an element: decoded = the mean of the non-negative elements of its group, or of the negative ones.
+    """One bit per element: decoded = the mean of the non-negative elements of its group, or of the negative ones.
 
-    No two numbers a group decode these signs nearer to x, and the sum of every group stays what it was. Biased, so it
-    belongs into ``ErrorFeedback``. A sign is the float's sign bit: +0 counts as plus, -0 as minus.
+    These two numbers per group minimise the squared error, and preserve the sum of every group. Biased: use it with
+    ``ErrorFeedback``. A sign is the float's sign bit: +0 counts as plus, -0 as minus.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("OneBit()", "OneBit(bucket=None)")
 
     bucket: int | None = param(
-        1024, "elements that share two means: fewer => more bytes, nearer to x; None: the whole vector"
+        1024, "elements that share two means: fewer => more bytes, closer to x; None: the whole vector"
     )
 
     def __post_init__(self) -> None:
         require_bucket(self, self.bucket, LANES)
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Means and signs in one pass."""
         length, count = groups_of(x.numel(), self.bucket)
         payload = Payload.empty(8 * count + packed_nbytes(x.numel(), 1), x.numel(), state, x.device)
         if kernels.on(x).one_bit_encode(x, length, *numbers_and_codes(payload, 2 * count)):
@@ -41,11 +40,11 @@ class OneBit(Compressor):
         return Payload.nonfinite(x.numel(), state, x.device)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * mean``; any signs are legal, the means are checked."""
+        """``acc += scale * mean``; any sign is valid, the means are checked."""
         length, count = groups_of(payload.numel, self.bucket)
         means, signs = read(self, payload, 2 * count, packed_nbytes(payload.numel, 1))
         if bool((means[0::2] < 0).any()) or bool((means[1::2] > 0).any()):
-            raise ValueError(f"the means of {self!r} are one from zero up and one from zero down; others came.")
+            raise ValueError(f"{self!r}: a group has one mean >= 0 and one mean <= 0; others were received.")
         kernels.on(acc).signs_decode_add(signs, means, length, acc, scale)
 
 

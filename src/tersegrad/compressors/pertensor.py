@@ -1,8 +1,8 @@
-"""PerTensor: another compressor on each tensor of the bucket by itself, in one payload.
+"""PerTensor: apply another compressor to each tensor of the bucket separately, in one payload.
 
 The result then does not depend on which tensors share a bucket.
 Meta: number of tensors; elements, bytes of body and bytes of meta of each; then their meta.
-Body: their bodies, each filled up to whole words.
+Body: their bodies, each padded to whole words.
 """
 
 import math
@@ -45,7 +45,7 @@ class PerTensor(Compressor):
 
     examples: ClassVar[tuple[str, ...]] = ("PerTensor(TopK(0.1))", "PerTensor(BF16())", "PerTensor(FFT())")
 
-    inner: Compressor = param(doc="what each tensor is compressed with")
+    inner: Compressor = param(doc="the compressor of each tensor")
 
     def __post_init__(self) -> None:
         require(self, "inner", Compressor, "Write e.g. AllGather(PerTensor(TopK(0.01))).")
@@ -53,7 +53,6 @@ class PerTensor(Compressor):
             raise ValueError("PerTensor(PerTensor(...)): one tensor cannot be split again. Write it once.")
 
     def traits(self) -> Traits:
-        """As ``inner``."""
         return self.inner.traits()
 
     def init(self, layout: Layout, seed: int) -> State:
@@ -66,7 +65,7 @@ class PerTensor(Compressor):
         return {"parts": parts}
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Encodes every tensor into its own scratch, then packs them."""
+        """Encode every tensor into its own scratch, then pack the payloads."""
         return self._encode(list(x.split(_sizes(state))), x, state)
 
     def _encode(self, tensors: Sequence[Vector], x: Tensor, state: State) -> Payload:
@@ -85,8 +84,8 @@ class PerTensor(Compressor):
         return whole
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """Decodes every tensor into its own slice of ``acc``, once the whole table has been checked."""
-        assert adds_in_place(self.inner), "sums in another domain are made tensor by tensor: decode_sum, subtract"
+        """Decode every tensor into its own slice of ``acc``, after the whole table has been checked."""
+        assert adds_in_place(self.inner), "sums in another domain go tensor by tensor: use decode_sum and subtract"
         parts = _parts(payload)
         for part, piece in zip(parts, acc.split([part.numel for part in parts]), strict=True):
             accumulate(self.inner, part, piece, scale)
@@ -99,7 +98,7 @@ def _encode_sum(compressor: PerTensor, x: Sum, state: State) -> Payload:
 
 @decode_sum.register
 def _decode_sum(compressor: PerTensor, payloads: list[Payload], scale: float, out: Tensor, state: State) -> bool | None:
-    """Tensor by tensor, each from all payloads."""
+    """Sum tensor by tensor, each over all payloads."""
     if not all(payload.finite for payload in payloads):
         out.fill_(math.nan)
         return False
@@ -115,7 +114,7 @@ def _decode_sum(compressor: PerTensor, payloads: list[Payload], scale: float, ou
 
 @subtract.register
 def _subtract(compressor: PerTensor, payload: Payload, x: Tensor, state: State) -> None:
-    """Every tensor's own payload from that tensor."""
+    """Subtract each tensor's own payload from that tensor."""
     if not payload.finite:
         x.fill_(math.nan)
         return
@@ -126,7 +125,7 @@ def _subtract(compressor: PerTensor, payload: Payload, x: Tensor, state: State) 
 
 @sections.register
 def _sections(compressor: PerTensor, payload: Payload) -> dict[str, int]:
-    """The sections of all tensors together."""
+    """The sections of all tensors, added up by name."""
     if not payload.finite:
         return {}
     total = {"tensors": padded(len(payload.meta)) + payload.body.numel()}
@@ -146,7 +145,7 @@ def _inners(state: State) -> list[State]:
 
 
 def _fitting_parts(payload: Payload, sizes: list[int]) -> list[Payload]:
-    """Every tensor's own payload, if they are of these lengths."""
+    """The payload of each tensor; ValueError unless they have these lengths."""
     parts = _parts(payload)
     if [part.numel for part in parts] != sizes:
         raise ValueError(
@@ -157,7 +156,7 @@ def _fitting_parts(payload: Payload, sizes: list[int]) -> list[Payload]:
 
 
 def _parts(payload: Payload) -> list[Payload]:
-    """Every tensor's own payload; they add up to the whole exactly, or it is refused."""
+    """The payload of each tensor; ValueError unless they add up to the whole payload exactly."""
     meta, size = payload.meta, payload.body.numel()
     (count,) = _COUNT.unpack_from(meta) if len(meta) >= _COUNT.size else (0,)
     table_end = _COUNT.size + _ENTRY.size * count

@@ -1,7 +1,7 @@
-"""QSGD: every element rounded at random to one of few levels, so that the mean is right.
+"""QSGD: unbiased random rounding of every element to one of few levels.
 
 Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017.
-Body: one float32 scale a bucket, then ceil(bits * n / 8) bytes of codes.
+Body: one float32 scale per bucket, then ceil(bits * n / 8) bytes of codes.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _SCALE_NBYTES = 4
 class QSGD(Compressor):
     """Stochastic rounding to 2^(bits-1) - 1 levels on each side of zero, with a scale for every ``bucket`` elements.
 
-    With L levels and a bucket's scale S (its largest magnitude, or its length), the step is S / L and
+    With L levels and a bucket's scale S (its largest magnitude, or its Euclidean norm), the step is S / L and
 
         decoded = step * (floor(y) + 1 with probability y - floor(y), else floor(y)),   y = x / step
 
-    so that the mean over all draws is x, and the variance of an element at most step^2 / 4.
+    so that the expectation is x, and the variance of an element at most step^2 / 4.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -35,10 +35,10 @@ class QSGD(Compressor):
         "TopK(0.1, values=QSGD(8))",
     )
 
-    bits: int = param(4, "of an element, sign included, 2 to 16: fewer => fewer bytes, more noise")
+    bits: int = param(4, "bits per element, sign included, 2 to 16: fewer => fewer bytes, more noise")
     bucket: int = param(512, "elements that share a scale: more => fewer bytes, more noise")
     norm: str = param(
-        "max", 'scale of a bucket: "max", its largest magnitude; or "l2", its length: more zeros, more noise'
+        "max", 'scale of a bucket: "max", its largest magnitude; "l2", its Euclidean norm: more zeros, more noise'
     )
 
     def __post_init__(self) -> None:
@@ -50,37 +50,34 @@ class QSGD(Compressor):
             raise ValueError(f"QSGD(norm={self.norm!r}): the norms are {', '.join(map(repr, NORMS))}.")
 
     def traits(self) -> Traits:
-        """With few bits the noise is longer than the vector."""
+        """With few bits the noise can have a larger norm than the vector."""
         return Traits(unbiased=True, contracts=False)
 
     def init(self, layout: Layout, seed: int) -> State:
-        """All draws come from the seed and the number of encodings so far."""
+        """The seed and the number of encodings so far determine all random draws."""
         return {"seed": seed, "calls": 0}
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Scales, then levels."""
         n, kernel = x.numel(), kernels.on(x)
         split = _SCALE_NBYTES * bucket_count(n, self.bucket)
         payload = Payload.empty(split + packed_nbytes(n, self.bits), n, state, x.device)
         scales = payload.body[:split].view(torch.float32)
         if not kernel.bucket_scales(x, self.bucket, self.norm, scales):
             return Payload.nonfinite(n, state, x.device)
-        key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
+        key = mix_seed(state["seed"], state["calls"], n)  # n: buckets split from one share its seed
         kernel.qsgd_encode(x, scales, self.bucket, self.bits, key, payload.body[split:])
         stage(state, calls=state["calls"] + 1)
         return payload
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * x``; any codes are legal, the scales are checked."""
+        """``acc += scale * x``; any code is valid, the scales are checked."""
         split = _SCALE_NBYTES * bucket_count(payload.numel, self.bucket)
         expected = split + packed_nbytes(payload.numel, self.bits)
         if payload.body.numel() != expected:
-            raise ValueError(
-                f"{payload.numel} elements of {self!r} take {expected} bytes, and {payload.body.numel()} came."
-            )
-        scales = payload.body[:split].clone().view(torch.float32)  # it may lie at any address
+            raise ValueError(f"{payload.numel} elements of {self!r} take {expected} bytes, got {payload.body.numel()}.")
+        scales = payload.body[:split].clone().view(torch.float32)  # a copy, as the body may be unaligned
         if not bool(((scales >= 0) & (scales <= QSGD_MAX_SCALE)).all()):
-            raise ValueError(f"a scale of {self!r} is from 0 to {QSGD_MAX_SCALE:.4g}; another one came.")
+            raise ValueError(f"{self!r}: a scale is from 0 to {QSGD_MAX_SCALE:.4g}; another one was received.")
         kernels.on(acc).qsgd_decode_add(payload.body[split:], scales, self.bucket, self.bits, acc, scale)
 
 

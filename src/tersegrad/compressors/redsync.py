@@ -1,4 +1,4 @@
-"""RedSync: a threshold between the mean and the largest magnitude, found by halving.
+"""RedSync: a threshold between the mean and the largest magnitude, found by bisection.
 
 Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning training system", JPDC 2019.
 """
@@ -17,16 +17,16 @@ from tersegrad.core import Compressor, State, param, require_fraction
 
 @dataclass(frozen=True, repr=False)
 class RedSync(Estimated):
-    """Halves [0, 1] until mean + r (largest - mean) is exceeded by k to 2 k elements, or r is known to ``width``.
+    """Bisects r in [0, 1] until k to 2 k elements exceed mean + r (largest - mean), or r is known to ``width``.
 
-    Sends what exceeds the last threshold tried: k to 2 k elements as a rule; others if none of the thresholds tried
-    is exceeded by so many.
+    Sends the elements above the last threshold tried: usually k to 2 k, and another number if no threshold tried gives
+    that many.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("RedSync(0.1)",)
 
-    ratio: float = param(doc="fraction of elements asked for: lower => fewer bytes, more left for later")
-    width: float = param(0.001, "where the search ends: wider => fewer passes, a count further off")
+    ratio: float = param(doc="fraction of elements to send, at least: lower => fewer bytes, larger residual")
+    width: float = param(0.001, "interval at which bisection ends: wider => fewer passes, less accurate count")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class RedSync(Estimated):
         require_fraction(self, "width", "Ten halvings are width=0.001, three are width=0.2.")
 
     def threshold(self, x: Tensor, state: State) -> float | None:
-        """One pass for mean and largest, one for every threshold tried."""
+        """Takes one pass for mean and maximum, and one for each threshold tried."""
         n, kernel = x.numel(), kernels.on(x)
         k = count_of(self.ratio, n)
         top = float(kernel.abs_max(x))

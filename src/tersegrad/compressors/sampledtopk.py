@@ -1,4 +1,4 @@
-"""SampledTopK: the elements above the threshold of top-k in a random sample; DGC's way to select.
+"""SampledTopK: the elements above the top-k threshold of a random sample; DGC's selection.
 
 Lin et al., "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018.
 """
@@ -18,22 +18,20 @@ from tersegrad.compressors.identity import Identity
 from tersegrad.core import Compressor, Layout, State, mix_seed, param, require_fraction, scratch, stage
 
 TOO_MANY = 4 / 3  # times k: if more pass, the k largest of them are sent
-LEAST_SEEN = 64  # a sample is so large that about as many of the k largest are in it: give or take an eighth
+LEAST_SEEN = 64  # expected number of the k largest in a sample, at least: its standard deviation is an eighth
 
 
 @dataclass(frozen=True, repr=False)
 class SampledTopK(Sparse):
-    """Sends what reaches the smallest of the top k in a sample; if more than 4/3 k do, the k largest of those.
+    """Sends elements that reach the smallest of a sample's top k; if more than 4/3 k do, the k largest of those.
 
     If fewer than k do, fewer are sent.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("SampledTopK(0.1, sample=0.5)", "SampledTopK(0.02)")
 
-    ratio: float = param(doc="fraction of elements asked for: lower => fewer bytes, more left for later")
-    sample: float = param(
-        0.01, "fraction of elements looked at for the threshold: lower => faster, a count further off"
-    )
+    ratio: float = param(doc="fraction of elements to send, approximately: lower => fewer bytes, larger residual")
+    sample: float = param(0.01, "fraction of elements sampled for the threshold: lower => faster, less accurate count")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
@@ -42,11 +40,11 @@ class SampledTopK(Sparse):
         require_fraction(self, "sample", "The usual is sample=0.01.")
 
     def init(self, layout: Layout, seed: int) -> State:
-        """All samples come from the seed and the number of encodings so far."""
+        """The seed and the number of encodings so far determine all samples."""
         return {**super().init(layout, seed), "seed": seed, "calls": 0}
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """Sample, cut, and cut again if too many came through."""
+        """Estimate a threshold from a sample, select, and select again among those if too many passed."""
         n = x.numel()
         k, seen = count_of(self.ratio, n), self.sample_size(n)
         stage(state, calls=state["calls"] + 1)
@@ -64,11 +62,11 @@ class SampledTopK(Sparse):
         return None if best is None else chosen.index_select(0, best)
 
     def sample_size(self, n: int) -> int:
-        """How many of n elements are looked at."""
+        """How many of n elements are sampled."""
         return min(n, max(round(self.sample * n), math.ceil(LEAST_SEEN / self.ratio)))
 
     def _threshold(self, x: Tensor, seen: int, state: State) -> float | None:
-        """The largest number below the smallest of the sample's top k, or zero; None if the sample is not finite."""
+        """The largest number below the smallest of the sample's top k, or zero; None if the sample is non-finite."""
         kernel = kernels.on(x)
         positions = scratch(state, "positions", seen, torch.int32, x.device)
         kernel.stratified(x.numel(), mix_seed(state["seed"], state["calls"], x.numel()), positions)

@@ -1,7 +1,7 @@
 """ScaledSign: the sign of every element, times the mean magnitude.
 
 Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
-Body: one float32 mean a group, then ceil(n / 8) bytes of signs.
+Body: one float32 mean per group, then ceil(n / 8) bytes of signs.
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,22 @@ from tersegrad.kernels.ops import LANES, packed_nbytes
 
 @dataclass(frozen=True, repr=False)
 class ScaledSign(Compressor):
-    """One bit an element: decoded = mean|x| * sign(x), with a mean for every ``bucket`` elements.
+    """One bit per element: decoded = mean|x| * sign(x), with a mean for every ``bucket`` elements.
 
     It is the vector of that form nearest to x: |decoded - x|^2 = |x|^2 - (sum |x|)^2 / n, at most |x|^2 (1 - 1/n).
-    Biased, so it belongs into ``ErrorFeedback``. A sign is the float's sign bit: +0 counts as plus, -0 as minus.
+    Biased: use it with ``ErrorFeedback``. A sign is the float's sign bit: +0 counts as plus, -0 as minus.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("ScaledSign()", "ScaledSign(bucket=64)")
 
     bucket: int | None = param(
-        None, "elements that share a mean: fewer => more bytes, nearer to x; None: the whole vector"
+        None, "elements that share a mean: fewer => more bytes, closer to x; None: the whole vector"
     )
 
     def __post_init__(self) -> None:
         require_bucket(self, self.bucket, LANES)
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Means and signs in one pass."""
         length, count = groups_of(x.numel(), self.bucket)
         payload = Payload.empty(4 * count + packed_nbytes(x.numel(), 1), x.numel(), state, x.device)
         if kernels.on(x).scaled_sign_encode(x, length, *numbers_and_codes(payload, count)):
@@ -42,11 +41,11 @@ class ScaledSign(Compressor):
         return Payload.nonfinite(x.numel(), state, x.device)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * mean * sign``; any signs are legal, the means are checked."""
+        """``acc += scale * mean * sign``; any sign is valid, the means are checked."""
         length, count = groups_of(payload.numel, self.bucket)
         means, signs = read(self, payload, count, packed_nbytes(payload.numel, 1))
         if bool((means < 0).any()):
-            raise ValueError(f"a mean magnitude of {self!r} is not negative, and {float(means.min()):.4g} came.")
+            raise ValueError(f"{self!r}: a mean magnitude must not be negative, got {float(means.min()):.4g}.")
         values = torch.stack([means, -means], 1).view(-1)
         kernels.on(acc).signs_decode_add(signs, values, length, acc, scale)
 

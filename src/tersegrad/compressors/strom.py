@@ -1,4 +1,4 @@
-"""Strom: where the gradient exceeds a threshold, its sign; one threshold for all of training.
+"""Strom: the sign of every element above a threshold, which is the same for all of training.
 
 Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015.
 """
@@ -16,23 +16,22 @@ from tersegrad.core import Compressor, State, param
 
 @dataclass(frozen=True, repr=False)
 class Strom(Sparse):
-    """Sends sign(x) * tau wherever |x| > tau, at most once an element and step; with error feedback the rest stays.
+    """Sends sign(x) * tau wherever |x| > tau, at most once per element and step; use it with error feedback.
 
-    The bytes of a step are whatever passes: tau is in the units of the gradient and must be found by trying.
+    The number of bytes varies from step to step. tau is in the units of the gradient and must be tuned.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("Strom(0.5)", "Strom(2.0)")
 
-    tau: float = param(doc="higher => fewer elements, stage")
+    tau: float = param(doc="threshold, and magnitude sent: higher => fewer elements, sent later")
 
     def __post_init__(self) -> None:
         require_threshold(self, self.tau)
 
     @property
     def values(self) -> Compressor:  # type: ignore[override]
-        """The sign alone."""
+        """The codec of the values sent: the sign alone."""
         return Signs(self.tau)
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """All that exceed tau."""
         return exceeding(x, self.tau, state)

@@ -1,7 +1,7 @@
-"""TernGrad: every element as -s, 0 or s, drawn so that the mean is right.
+"""TernGrad: every element as -s, 0 or s, drawn without bias.
 
 Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017.
-Body: one float32 scale a group, then ceil(n / 5) bytes of digits.
+Body: one float32 scale per group, then ceil(n / 5) bytes of digits.
 """
 
 import math
@@ -18,16 +18,16 @@ from tersegrad.kernels.ops import ternary_nbytes
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Compressor):
-    """1.6 bits an element: decoded = s * sign(x) with probability |x| / s, else 0; an s for every ``bucket`` elements.
+    """1.6 bits per element: decoded = s * sign(x) with probability |x| / s, else 0; one s per ``bucket`` elements.
 
-    s is the largest magnitude of the group, but at most ``clip`` times its root mean square; what is larger becomes s.
-    With ``clip=None`` the mean over all draws is x, and the variance of an element |x| (s - |x|).
+    s is the largest magnitude of the group, but at most ``clip`` times its root mean square; larger elements are
+    clipped to s. With ``clip=None`` the expectation is x, and the variance of an element |x| (s - |x|).
     """
 
     examples: ClassVar[tuple[str, ...]] = ("TernGrad()", "TernGrad(bucket=100, clip=None)")
 
     bucket: int | None = param(None, "elements that share s: fewer => more bytes, less noise; None: the whole vector")
-    clip: float | None = param(2.5, "lower => less noise, more bias; None: no bias")
+    clip: float | None = param(2.5, "in root mean squares: lower => less noise, more bias; None: no clipping, no bias")
 
     def __post_init__(self) -> None:
         require_bucket(self, self.bucket, 1)
@@ -38,22 +38,21 @@ class TernGrad(Compressor):
             )
 
     def traits(self) -> Traits:
-        """Unbiased if nothing is clipped; where s is large, the noise is longer than the vector."""
+        """Unbiased if nothing is clipped; the noise can have a larger norm than the vector."""
         return Traits(unbiased=self.clip is None, contracts=False)
 
     def init(self, layout: Layout, seed: int) -> State:
-        """All draws come from the seed and the number of encodings so far."""
+        """The seed and the number of encodings so far determine all random draws."""
         return {"seed": seed, "calls": 0}
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Scales, then digits."""
         n, kernel = x.numel(), kernels.on(x)
         length, count = groups_of(n, self.bucket)
         payload = Payload.empty(4 * count + ternary_nbytes(n), n, state, x.device)
         scales, digits = numbers_and_codes(payload, count)
         if not kernel.ternary_scales(x, length, math.inf if self.clip is None else self.clip, scales):
             return Payload.nonfinite(n, state, x.device)
-        key = mix_seed(state["seed"], state["calls"], n)  # n: buckets that were cut out of one have its seed
+        key = mix_seed(state["seed"], state["calls"], n)  # n: buckets split from one share its seed
         kernel.ternary_encode(x, scales, length, key, digits)
         stage(state, calls=state["calls"] + 1)
         return payload
@@ -63,7 +62,7 @@ class TernGrad(Compressor):
         length, count = groups_of(payload.numel, self.bucket)
         scales, digits = read(self, payload, count, ternary_nbytes(payload.numel))
         if bool((scales < 0).any()):
-            raise ValueError(f"a scale of {self!r} is not negative, and {float(scales.min()):.4g} came.")
+            raise ValueError(f"{self!r}: a scale must not be negative, got {float(scales.min()):.4g}.")
         kernels.on(acc).ternary_decode_add(digits, scales, length, acc, scale)
 
 

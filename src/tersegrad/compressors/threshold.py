@@ -18,14 +18,14 @@ from tersegrad.core import Compressor, State, param
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Thresholded):
-    """Sends x wherever |x| > tau. With error feedback, what is small waits until it has added up.
+    """Sends x wherever |x| > tau. With error feedback, small elements add up until they are sent.
 
-    The bytes of a step are whatever passes: tau is in the units of the gradient and must be found by trying.
+    The number of bytes varies from step to step. tau is in the units of the gradient and must be tuned.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("Threshold(2.0)",)
 
-    tau: float = param(doc="higher => fewer elements, stage")
+    tau: float = param(doc="threshold: higher => fewer elements, sent later")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
@@ -33,5 +33,4 @@ class Threshold(Thresholded):
         require_threshold(self, self.tau)
 
     def threshold(self, x: Tensor, state: State) -> float:
-        """Always the same."""
         return self.tau

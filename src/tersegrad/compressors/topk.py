@@ -22,7 +22,7 @@ class TopK(Sparse):
 
     examples: ClassVar[tuple[str, ...]] = ("TopK(0.1)", "TopK(0.01)", "TopK(0.1, values=BF16())", "TopK(1.0)")
 
-    ratio: float = param(doc="fraction of elements sent: lower => fewer bytes, more left for later")
+    ratio: float = param(doc="fraction of elements sent: lower => fewer bytes, larger residual")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
     def __post_init__(self) -> None:
@@ -36,13 +36,13 @@ class TopK(Sparse):
         return chosen if found >= 0 else None
 
     def select_sum(self, x: Sum, state: State) -> Tensor | None:
-        """The same, in the pass that adds."""
+        """Add and select in one pass (``kernels/*/topk_of_sum.py``)."""
         chosen, candidates = self._buffers(x.total, state)
         found = kernels.on(x.total).add_top_k(x.a, x.b, chosen.numel(), x.total, chosen, candidates)
         return chosen if found >= 0 else None
 
     def _buffers(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """For the positions chosen, and for the candidates."""
+        """Scratch for the selected positions, and for the candidates."""
         n = x.numel()
         k = min(n, max(1, round(self.ratio * n)))
         capacity = kernels.on(x).top_k_capacity(n, k)

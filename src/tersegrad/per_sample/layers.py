@@ -1,4 +1,4 @@
-"""Which layers are known, and how each spreads the gradients of its parameters over the samples of the batch.
+"""The known layers, and how the gradients of their parameters are sums over the samples of the batch.
 
 With ``x`` the layer's input and ``delta`` the gradient of its output, both for one sample:
 
@@ -9,16 +9,15 @@ With ``x`` the layer's input and ``delta`` the gradient of its output, both for 
 | ConvTranspose1d, 2d, 3d | sum over positions of x patch(delta)^T | sum of delta |
 | Embedding | delta, added to the rows of the tokens | |
 | LayerNorm, RMSNorm, GroupNorm, InstanceNorm | sum over positions of delta * normalised x | sum of delta |
-| BatchNorm | the same as a stand-in, see ``BatchNorms`` | sum of delta |
+| BatchNorm | the same, as an approximation; see ``BatchNorms`` | sum of delta |
 | PReLU | sum over positions of delta * min(x, 0) | |
 | RNN, LSTM, GRU | see ``recurrent`` | |
 
 A layer is known by its class; a subclass counts as its base unless it overrides ``forward``.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tersegrad.per_sample.convolution import correlation, padding_of
 from tersegrad.per_sample.terms import Each, Products, Term, Tokens, chunks
 
 Kept = tuple[Tensor | None, ...]
@@ -36,50 +36,50 @@ class Use:
     """One call of a layer whose output has received a gradient."""
 
     module: Any
-    training: bool  # what the module was set to when it was called
-    batch_dim: int  # where the samples are, if the layer leaves a choice
-    kept: Kept  # what ``Layer.keep`` chose of the call's arguments
+    training: bool  # the module's mode when it was called
+    batch_dim: int  # the dimension of the samples, if the layer leaves a choice
+    kept: Kept  # the result of ``Layer.keep``
     deltas: Kept  # gradients of the outputs; None for an output that received none
-    before: Any = None  # what ``Layer.before`` saw
-    memo: dict[str, Any] = field(default_factory=dict)  # what the terms of several parameters share
+    before: Any = None  # the result of ``Layer.before``
+    memo: dict[str, Any] = field(default_factory=dict)  # results shared by the terms of several parameters
 
 
 class Layer(ABC):
     """One kind of layer."""
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
-    own: ClassVar[tuple[str, ...]] = ("forward",)  # a subclass that overrides one of these is another layer
-    looks_ahead: ClassVar[bool] = False  # whether ``before`` is to be called
+    own: ClassVar[tuple[str, ...]] = ("forward",)  # methods; a subclass that overrides one is not known
+    looks_ahead: ClassVar[bool] = False  # whether ``before`` must be called
 
     def names(self, module: Any) -> set[str]:
-        """The parameters it knows about."""
+        """The names of the parameters that it handles."""
         return {"weight", "bias"}
 
     def refusal(self, module: Any) -> str | None:
-        """Why a module of this kind cannot be handled nevertheless; None if it can."""
+        """The reason why this module cannot be handled; None if it can."""
         return None
 
     def before(self, module: Any) -> Any:
-        """What must be seen before ``forward`` runs."""
+        """Called before ``forward``; the result is passed on as ``Use.before``."""
         return None
 
     def keep(self, names: set[str], x: Any, state: Any) -> tuple[Tensor, ...]:
-        """What is needed of a call's arguments; nothing, if only the bias is trained."""
+        """The tensors to keep of a call's arguments; none if only the bias is trained."""
         return () if names == {"bias"} else (x,)
 
     def outputs(self, output: Any) -> tuple[Tensor, ...]:
-        """The tensors that may receive gradients."""
+        """The output tensors that may receive gradients."""
         return (output,)
 
     @abstractmethod
     def term(self, use: Use, name: str) -> Term:
-        """What this use contributes to the gradient of one parameter."""
+        """The contribution of this use to the gradient of one parameter."""
 
 
 def _positions(x: Tensor | None, features: int, batch_dim: int) -> Tensor:
-    """(samples, positions, ...) of a tensor with ``features`` dimensions of features behind those of the batch.
+    """Reshape to (samples, positions, ...), where the last ``features`` dimensions are features.
 
-    Without a dimension for the batch it is one sample.
+    A tensor without a batch dimension is one sample.
     """
     assert x is not None
     leading = x.dim() - features
@@ -89,7 +89,7 @@ def _positions(x: Tensor | None, features: int, batch_dim: int) -> Tensor:
 
 
 def _channels(x: Tensor | None, spatial: int) -> Tensor:
-    """(samples, channels, *space): where channels are, samples always come first."""
+    """Reshape to (samples, channels, *space); a tensor without a batch dimension is one sample."""
     assert x is not None
     return x[None] if x.dim() == spatial + 1 else x
 
@@ -100,7 +100,7 @@ def _sum_space(x: Tensor) -> Tensor:
 
 
 def _size(x: Tensor) -> int:
-    """Elements of one sample."""
+    """Number of elements of one sample."""
     return x.numel() // max(1, x.shape[0])
 
 
@@ -122,12 +122,11 @@ def _scaled(delta: Tensor, x: Tensor, normal: Callable[[Tensor], Tensor], total:
 
 
 class Linears(Layer):
-    """Dense layers."""
+    """nn.Linear."""
 
     kinds = (nn.Linear,)
 
     def term(self, use: Use, name: str) -> Term:
-        """Outer products; sums for the bias."""
         delta = _positions(use.deltas[0], 1, use.batch_dim)
         if name == "bias":
             return position_sums(delta)
@@ -150,16 +149,15 @@ def position_sums(delta: Tensor) -> Term:
 
 
 class Embeddings(Layer):
-    """Tables of rows."""
+    """nn.Embedding."""
 
     kinds = (nn.Embedding,)
 
     def refusal(self, module: Any) -> str | None:
-        """DDP cannot exchange sparse gradients through a hook."""
+        """DDP does not pass sparse gradients to communication hooks."""
         return "its gradient is sparse; make it with sparse=False" if module.sparse else None
 
     def term(self, use: Use, name: str) -> Term:
-        """The rows of the tokens."""
         module = use.module
         tokens = _positions(use.kept[0], 0, use.batch_dim)
         delta = _positions(use.deltas[0], 1, use.batch_dim)
@@ -169,12 +167,11 @@ class Embeddings(Layer):
 
 
 class LayerNorms(Layer):
-    """Norms over the last dimensions."""
+    """LayerNorm and RMSNorm: over the last dimensions."""
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
 
     def term(self, use: Use, name: str) -> Term:
-        """Sums over positions."""
         module, shape = use.module, use.module.normalized_shape
         delta = _positions(use.deltas[0], len(shape), use.batch_dim)
         if name == "bias":
@@ -192,7 +189,7 @@ class LayerNorms(Layer):
 
 
 class GroupNorms(Layer):
-    """Norms over groups of channels of one sample."""
+    """GroupNorm: over groups of channels of one sample."""
 
     kinds = (nn.GroupNorm,)
 
@@ -209,7 +206,7 @@ class GroupNorms(Layer):
 
 
 class InstanceNorms(Layer):
-    """Norms over the channels of one sample, each for itself."""
+    """InstanceNorm: over each channel of one sample."""
 
     kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
     own = ("forward", "_apply_instance_norm")
@@ -228,10 +225,11 @@ class InstanceNorms(Layer):
 
 
 class BatchNorms(Layer):
-    """Norms over the batch. In training each output depends on all samples, and no sample has a gradient of its own.
+    """BatchNorm. In training each output depends on all samples, so the gradient of a sample is not defined.
 
-    The stand-in is what the sample's own outputs contribute: the sum over space of delta * normalised x (weight) and of
-    delta (bias). These do add up to the gradient. In evaluation mode the statistics are constants, and it is exact.
+    It is approximated by the contribution of the sample's own outputs: the sum over space of delta * normalised x
+    (weight) and of delta (bias). These add up to the gradient. In evaluation mode the statistics are constants, and
+    the result is exact.
     """
 
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -273,7 +271,7 @@ def _standardise(mean: Tensor, variance: Tensor, eps: float) -> Callable[[Tensor
 
 
 class PReLUs(Layer):
-    """Slopes for negative numbers."""
+    """PReLU: learned slopes for negative inputs."""
 
     kinds = (nn.PReLU,)
 
@@ -292,7 +290,7 @@ class PReLUs(Layer):
 
 
 class Convolutions(Layer):
-    """All strides, dilations, groups and paddings."""
+    """Convolutions with any stride, dilation, groups and padding."""
 
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     own = ("forward", "_conv_forward")
@@ -305,11 +303,11 @@ class Convolutions(Layer):
             return _summed(delta, _sum_space)
         x = _channels(use.kept[0], spatial)
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        return _correlation(module, delta, x, _padding(module), mode)
+        return correlation(module, delta, x, padding_of(module), mode)
 
 
 class TransposedConvolutions(Layer):
-    """A convolution whose input and output have changed places."""
+    """Transposed convolutions: input and output swap their roles."""
 
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -319,50 +317,4 @@ class TransposedConvolutions(Layer):
         delta = _channels(use.deltas[0], spatial)
         if name == "bias":
             return _summed(delta, _sum_space)
-        return _correlation(module, _channels(use.kept[0], spatial), delta, _padding(module), "constant")
-
-
-def _padding(module: Any) -> list[int]:
-    """As ``functional.pad`` wants it: the last dimension first, both ends."""
-    if module.padding == "valid":
-        return [0, 0] * len(module.kernel_size)
-    if module.padding != "same":
-        return [amount for padding in reversed(module.padding) for amount in (padding, padding)]
-    totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
-    return [amount for total in reversed(totals) for amount in (total // 2, total - total // 2)]
-
-
-def _correlation(module: Any, still: Tensor, moving: Tensor, padding: list[int], mode: str) -> Term:
-    """Per sample: sum over positions of still (channels) times the patch of moving (channels, *kernel) there.
-
-    Patches are a view with overlapping strides until they are copied into one matrix for the product. If the channels
-    of ``moving`` are neighbours in memory, they stay so in the matrix: copies of whole runs are several times faster.
-    """
-    samples, rows, *size = still.shape
-    kernel, groups, positions = module.kernel_size, module.groups, math.prod(size)
-    channels = moving.shape[1] // groups
-    channels_last = groups == 1 and channels > 1 and moving.stride(1) == 1
-
-    def operands(first: int, last: int) -> tuple[Tensor, Tensor]:
-        part = moving[first:last].float()
-        patches = _patches(functional.pad(part, padding, mode) if any(padding) else part, module, size)
-        left = still[first:last].float().flatten(2)
-        if channels_last:
-            space, offsets = range(2 + len(kernel), patches.dim()), range(2, 2 + len(kernel))
-            return left, patches.permute(0, *space, *offsets, 1).reshape(last - first, positions, -1)
-        left = left.reshape((last - first) * groups, -1, positions)
-        return left, patches.reshape((last - first) * groups, -1, positions).transpose(1, 2)
-
-    room = math.prod(kernel) * channels * groups * positions + _size(moving) + _size(still)
-    if channels_last:
-        order = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))
-        return Products(samples, operands, room, positions, (rows, *kernel, channels), order)
-    return Products(samples, operands, room, positions, (rows, channels, *kernel), groups=groups)
-
-
-def _patches(x: Tensor, module: Any, size: Sequence[int]) -> Tensor:
-    """A view: (samples, channels, *kernel, *positions)."""
-    samples, channels, *space = x.stride()
-    offsets = [stride * dilation for stride, dilation in zip(space, module.dilation, strict=True)]
-    steps = [stride * step for stride, step in zip(space, module.stride, strict=True)]
-    return x.as_strided((*x.shape[:2], *module.kernel_size, *size), (samples, channels, *offsets, *steps))
+        return correlation(module, _channels(use.kept[0], spatial), delta, padding_of(module), "constant")

@@ -1,16 +1,16 @@
 """PerSample: hooks that turn an ordinary backward pass into sums of squared per-sample gradients.
 
-What happens, in the order of time:
+The sequence:
 
-1. A known layer is called with gradients on. A forward hook keeps the call's input and puts a hook on the output.
+1. A known layer is called with gradients enabled. A forward hook keeps the call's input and puts a hook on the output.
 2. Backward reaches the output: the hook takes its gradient. Together they are one *use* of the layer's parameters.
 3. Autograd has summed the gradients of all uses of a parameter and added them to ``.grad``: a hook on the parameter
-   then turns the uses into squares. At that moment each use that gets a gradient in this pass has got it, and DDP,
-   whose own hook comes right after, has not heard of the parameter yet. A weight that is used several times (tied, or
-   in a layer that is called twice) needs no special care: its uses are summed sample by sample before squaring.
+   then turns the uses into squares. At that moment all uses of this pass have their gradients, and DDP, whose own hook
+   runs right after, does not yet know that the parameter is ready. A weight with several uses (tied, or in a layer that
+   is called twice) needs no special care: its uses are summed sample by sample before squaring.
 
-Only the graph holds what a call keeps: a forward pass whose outputs are dropped leaves nothing behind. It is kept as
-autograd keeps tensors, so activation checkpointing (``use_reentrant=False``) saves this memory too.
+Only the graph owns the kept tensors: a forward pass whose outputs are dropped leaves nothing behind. They are saved as
+autograd saves tensors, so activation checkpointing (``use_reentrant=False``) frees this memory too.
 """
 
 import math
@@ -28,36 +28,46 @@ from tersegrad.per_sample.scan import INSTEAD, Found, scan
 from tersegrad.per_sample.sums import SquaredGradients
 from tersegrad.per_sample.terms import Term, Together, chunks
 
-TOLERANCE = 0.02  # of a gradient's length: far above rounding even in bfloat16, far below a use that was missed
-ROUNDING = 1e-6  # of the length without cancelling: a gradient may be all rounding, as that of a bias before a norm
+TOLERANCE = 0.02  # relative to the gradient's norm: far above rounding even in bfloat16, far below a missed use
+ROUNDING = (
+    1e-6  # relative to the norm without cancellation: a gradient may be rounding error only (a bias before a norm)
+)
 
 
 class PerSample(SquaredGradients):
     """Exact squares per sample, for models made of known layers (``tersegrad.per_sample.layers`` lists them).
 
-    A sample is an index along the first dimension of what a layer gets, or along ``batch_dim`` in layers that leave a
+    A sample is an index along the first dimension of a layer's input, or along ``batch_dim`` in layers that leave a
     choice: ``batch_dim=1`` is for models whose dense, norm and embedding layers see (time, samples, ...). It does not
-    apply to inputs with a single batch dimension, to layers with channels, nor to recurrent layers, which know.
+    apply to inputs with a single batch dimension, to layers with channels, nor to recurrent layers, which have their
+    own ``batch_first``.
 
     In one backward pass all layers must see the same number of samples. So an embedding of positions must be called
     with indices for every sample, and a dense layer must not get samples and time in one dimension. This is checked,
-    but a mistake that leaves the numbers equal (as many time steps as samples) cannot be seen.
+    but a mistake that leaves the numbers equal (as many time steps as samples) cannot be detected.
 
-    Beside the sums it needs a workspace of about 4 MB, or what one sample needs where that is more: its gradient of one
-    parameter, and the patches of one convolution. The first backward pass takes longer, as everything is checked.
+    In addition to the sums it needs a workspace of about 4 MB, or that of one sample if that is larger: its gradient of
+    one parameter, and the patches of one convolution. The first backward pass takes longer, as everything is checked.
 
-    Copies of the module are not recorded. A module that is to be compiled gets its PerSample before it first runs.
+    Copies of the module are not recorded. Make the PerSample of a module before it is compiled and first runs.
+
+    Args:
+        module: the model.
+        batch_dim: dimension of the samples, 0 or 1.
+
+    Raises:
+        ValueError: if ``batch_dim`` is neither, or a trainable parameter does not belong to a known layer.
     """
 
     def __init__(self, module: nn.Module, batch_dim: int = 0):
         if batch_dim not in (0, 1):
-            raise ValueError(f"PerSample(batch_dim={batch_dim!r}): samples are in dimension 0, or 1 behind the time.")
+            raise ValueError(f"PerSample(batch_dim={batch_dim!r}): samples are in dimension 0, or in 1, after time.")
         self._found = scan(module)
         self._batch_dim = batch_dim
         self._anchor = torch.empty(0, requires_grad=True)
-        self._passes: dict[int, _Pass] = {}  # backward passes that are running, by autograd's number for them
+        self._passes: dict[int, _Pass] = {}  # running backward passes, by autograd's id
         self._checked: set[tuple[int, int]] = set()  # (parameter, number of uses)
-        self._before: dict[int, Any] = {}  # what was seen before the forward pass of a module that is running
+        self._before: dict[int, Any] = {}  # by running module: the result of ``Layer.before``
         super().__init__(module)
 
     def _watch(self, module: nn.Module) -> None:
@@ -72,13 +82,13 @@ class PerSample(SquaredGradients):
             self._handles.append(p.register_post_accumulate_grad_hook(partial(self._accumulated, key)))
 
     def clear(self) -> None:
-        """All sums become zero; to be called between backward passes."""
+        """Set all sums to zero; call it between backward passes."""
         with self._lock:
             super().clear()
-            self._passes.clear()  # what a pass that ended in an exception has left
+            self._passes.clear()  # left by passes that ended in an exception
 
     def close(self) -> None:
-        """Removes all hooks; the sums stay readable."""
+        """Remove all hooks; the sums stay readable."""
         super().close()
         self._passes.clear()
 
@@ -107,7 +117,7 @@ class PerSample(SquaredGradients):
     def _arrived(self, call: "_Call", output: int, outputs: int, delta: Tensor) -> None:
         """The gradient of a layer's output is known."""
         if not self._handles:
-            return  # closed since the forward pass
+            return  # closed after the forward pass
         if call.kept is None:
             raise ValueError(
                 f"{call.found.path}: a second backward pass through the same graph (retain_graph=True); what gradients "
@@ -121,7 +131,7 @@ class PerSample(SquaredGradients):
             self._passes[number].add(call, output, outputs, delta.detach(), self._batch_dim)
 
     def _accumulated(self, key: int, parameter: Tensor) -> None:
-        """All of a parameter's gradient is there, and so are all uses that it comes from."""
+        """The gradient of a parameter is complete, and so are all uses that contribute to it."""
         with self._lock, torch.no_grad(), _full_precision(parameter.device):
             term = self._term(key)
             if term is None:
@@ -132,10 +142,10 @@ class PerSample(SquaredGradients):
                     f"come first. {INSTEAD}"
                 )
             sums = self._sums[key]
-            room = sums if sums.is_contiguous() else torch.zeros_like(sums, memory_format=torch.contiguous_format)
-            term.add_squares(room)
-            if room is not sums:  # channels last
-                sums += room
+            target = sums if sums.is_contiguous() else torch.zeros_like(sums, memory_format=torch.contiguous_format)
+            term.add_squares(target)
+            if target is not sums:  # channels last
+                sums += target
             self._passes[torch._C._current_graph_task_id()].done(key)
 
     def _check(self, key: int, gradient: Tensor) -> None:
@@ -161,11 +171,11 @@ class PerSample(SquaredGradients):
             self._checked.add(case)
 
     def _end(self, number: int) -> None:
-        """A backward pass is over: what it asked for without adding it to ``.grad`` is dropped."""
+        """A backward pass has ended: drop uses whose gradients were not accumulated into ``.grad``."""
         self._passes.pop(number, None)
 
     def _term(self, key: int) -> Term | None:
-        """All uses of a parameter in the running pass."""
+        """The sum of all uses of a parameter in the running pass."""
         current = self._passes.get(torch._C._current_graph_task_id())
         terms = current.terms(key) if current else []
         return Together(terms) if len(terms) > 1 else terms[0] if terms else None
@@ -189,7 +199,7 @@ def _nothing(*args: Any) -> None:
 
 
 class _Call:
-    """One call of a layer; only the graph of its output holds it."""
+    """One call of a layer, owned by the graph of its output only."""
 
     __slots__ = ("__weakref__", "before", "found", "kept", "training")
 
@@ -197,7 +207,7 @@ class _Call:
         self.found = found
         self.training = training
         self.before = before
-        self.kept: Callable[[], Kept] | None = kept  # None when it has been used and let go
+        self.kept: Callable[[], Kept] | None = kept  # None after it was used and freed
 
 
 @dataclass
@@ -211,7 +221,7 @@ class _Arrival:
     use: Use | None = None
 
     def term(self, name: str) -> Term:
-        """What this use contributes to a parameter."""
+        """The contribution of this use to a parameter."""
         if self.use is None:
             assert self.call.kept is not None
             module, training = self.call.found.module, self.call.training
@@ -222,14 +232,14 @@ class _Arrival:
 
 @dataclass
 class _Pass:
-    """A backward pass that is running."""
+    """A running backward pass."""
 
     arrivals: dict[_Call, _Arrival] = field(default_factory=dict)
     uses: dict[int, list[tuple[_Arrival, str]]] = field(default_factory=dict)  # by parameter
-    samples: tuple[int, str] | None = None  # as the first layer saw it, and which one that was
+    samples: tuple[int, str] | None = None  # number of samples in the first layer, and its path
 
     def add(self, call: _Call, output: int, outputs: int, delta: Tensor, batch_dim: int) -> None:
-        """A gradient of one of a call's outputs."""
+        """Add the gradient of one of a call's outputs."""
         arrival = self.arrivals.get(call)
         if arrival is None:
             parameters = call.found.parameters
@@ -239,7 +249,7 @@ class _Pass:
         arrival.deltas[output] = delta
 
     def terms(self, key: int) -> list[Term]:
-        """One for each use of a parameter; all of them have the same samples."""
+        """One term for each use of a parameter; ValueError unless all have the same number of samples."""
         terms = []
         for arrival, name in self.uses.get(key, ()):
             term, path = arrival.term(name), arrival.call.found.path
@@ -256,7 +266,7 @@ class _Pass:
         return terms
 
     def done(self, key: int) -> None:
-        """The squares of a parameter are added: lets go of calls that nothing waits for."""
+        """The squares of a parameter were added: free calls that are no longer needed."""
         for arrival, name in self.uses.pop(key):
             arrival.waiting.discard(name)
             if not arrival.waiting:
@@ -265,7 +275,7 @@ class _Pass:
 
 
 class _Saved(torch.autograd.Function):
-    """Keeps tensors as autograd does, so that checkpointing and offloading work; is never differentiated."""
+    """Saves tensors as autograd does, so that checkpointing and offloading work; it is never differentiated."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -278,7 +288,7 @@ class _Saved(torch.autograd.Function):
 
 
 def _keep(anchor: Tensor, kept: tuple[Tensor, ...]) -> Callable[[], Kept]:
-    """A function that gives these tensors back."""
+    """Save these tensors with the graph of ``anchor``; return a function that gives them back."""
     if not kept:
         return tuple
     node: Any = _Saved.apply(anchor, *(tensor.detach() for tensor in kept)).grad_fn
@@ -286,10 +296,10 @@ def _keep(anchor: Tensor, kept: tuple[Tensor, ...]) -> Callable[[], Kept]:
 
 
 def _on_gradient(y: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Calls the hook with the gradient of what ``y`` is now, whatever is done to ``y`` in place afterwards.
+    """Call the hook with the gradient of the present value of ``y``, even if ``y`` is modified in place afterwards.
 
-    A hook on a tensor does that, but not if the tensor is a view, as the output of a dense layer on sequences is: then
-    a change in place makes new history for its base. So the hook goes to the base.
+    A hook on a tensor does that, unless the tensor is a view, such as the output of a dense layer on sequences: then an
+    in-place change gives its base a new history. So the hook is put on the base.
     """
     base = y._base
     if (
@@ -305,7 +315,7 @@ def _on_gradient(y: Tensor, hook: Callable[[Tensor], None]) -> None:
 
 
 def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """No autocast, even if backward was called under it."""
+    """Disable autocast, even if backward was called under it."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

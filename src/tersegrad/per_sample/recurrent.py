@@ -1,11 +1,11 @@
-"""RNN, LSTM and GRU: torch's fused modules do not show the gradients of their gates, so those are computed again.
+"""RNN, LSTM and GRU: torch's fused modules do not expose the gradients of their gates, so they are recomputed.
 
 A recurrent layer is two dense layers per time step, ``from_input = W_ih x + b_ih`` and ``from_state = W_hh h + b_hh``,
-and a cell that makes the next state of them. Once the gradients of the module's outputs are known, the forward pass is
-replayed step by step and differentiated with respect to both, at all times; with those gradients the weights are dense
-layers on a sequence. This costs about one more forward and backward pass of the module.
+and a cell that computes the next state. Once the gradients of the module's outputs are known, the forward pass is
+replayed step by step and differentiated with respect to both, at all time steps; with those gradients the weights are
+dense layers on a sequence. This costs about one more forward and backward pass of the module.
 
-Dropout between layers is replayed too, from where torch's generator stood when the module was called.
+Dropout between layers is replayed too, from the state of torch's generator when the module was called.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class Recurrents(Layer):
-    """Any number of layers, both directions, dropout between layers; no projections, nothing packed."""
+    """RNN, LSTM and GRU with any number of layers, both directions, dropout; without projections or packed batches."""
 
     kinds = (nn.RNN, nn.LSTM, nn.GRU)
     looks_ahead = True
 
     def names(self, module: Any) -> set[str]:
-        """Up to four for each layer and direction."""
+        """Up to four parameters for each layer and direction."""
         return {f"{part}_{end}" for part in PARTS for end in _ends(module)}
 
     def refusal(self, module: Any) -> str | None:
@@ -40,12 +40,12 @@ class Recurrents(Layer):
         return "it has a proj_size; make it without" if module.proj_size else None
 
     def before(self, module: Any) -> Tensor | None:
-        """Where the generator stands, if dropout is going to draw from it."""
+        """The state of the generator, if dropout will draw from it."""
         if not (module.training and module.dropout and module.num_layers > 1):
             return None
         if next(module.parameters()).device.type != "cpu":
             raise ValueError(
-                f"Dropout inside of a {type(module).__name__} can be replayed on the CPU only. Use several of one "
+                f"Dropout inside a {type(module).__name__} can be replayed on the CPU only. Use several of one "
                 'layer with nn.Dropout between them, or VGC(..., squares="microbatch").'
             )
         return torch.get_rng_state()
@@ -55,7 +55,7 @@ class Recurrents(Layer):
         return (x, *_flat(state))
 
     def outputs(self, output: Any) -> tuple[Tensor, ...]:
-        """The last layer's state at all times, and all layers' state at the end."""
+        """The last layer's states at all time steps, and all layers' final states."""
         if not isinstance(output[0], Tensor):
             raise ValueError(
                 f"Gradients per sample of a recurrent layer need a padded batch, and this is a "
@@ -64,7 +64,7 @@ class Recurrents(Layer):
         return (output[0], *_flat(output[1]))
 
     def term(self, use: Use, name: str) -> Term:
-        """From the replay, which is made once for all parameters."""
+        """From the replay, which is done once for all parameters."""
         if not use.memo:
             use.memo = _replay(use)
         term: Term = use.memo[name]
@@ -73,9 +73,9 @@ class Recurrents(Layer):
 
 @dataclass
 class _Steps:
-    """One layer in one direction, in the order of time."""
+    """All time steps of one layer in one direction, in the order of time."""
 
-    end: str  # of its parameters' names
+    end: str  # suffix of its parameters' names
     x: Tensor  # (time, samples, features)
     before: list[Tensor]  # h at the start of each step: (samples, features)
     after: list[State]
@@ -94,7 +94,7 @@ class _Steps:
 
 
 def _replay(use: Use) -> dict[str, Term]:
-    """Forward once more, then back to the parts."""
+    """Run forward again, then differentiate with respect to the inputs of the cells."""
     x, *initial = _time_first(use, use.kept)
     deltas = _time_first(use, use.deltas)
     reached = [i for i, delta in enumerate(deltas) if delta is not None]
@@ -162,14 +162,14 @@ def _cell(module: Any, from_input: Tensor, from_state: Tensor, state: State) -> 
 
 
 def _flat(state: Any) -> State:
-    """No state, h, or (h, c), as a tuple."""
+    """The state as a tuple: (), (h,) or (h, c)."""
     if state is None:
         return ()
     return (state,) if isinstance(state, Tensor) else tuple(state)
 
 
 def _ends(module: Any) -> list[str]:
-    """How the names of each layer's and direction's parameters end, in the order in which states are stacked."""
+    """The suffixes of the parameters' names of each layer and direction, in the order of the stacked states."""
     directions = ("", "_reverse") if module.bidirectional else ("",)
     return [f"l{layer}{direction}" for layer in range(module.num_layers) for direction in directions]
 
@@ -186,7 +186,7 @@ def _time_first(use: Use, tensors: Kept) -> list[Any]:
 
 @contextmanager
 def _generator_at(state: Tensor | None) -> Iterator[None]:
-    """torch's global generator goes back to ``state`` inside, and is as before afterwards."""
+    """Set torch's global generator to ``state`` inside the block, and restore it afterwards."""
     if state is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Finds the known layers of a model, and refuses a model with a trainable parameter that belongs to none of them."""
+"""Finds the known layers of a model; an error if a trainable parameter belongs to none of them."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ LAYERS: tuple[Layer, ...] = (
 
 @dataclass(frozen=True)
 class Found:
-    """A known layer with something to train."""
+    """A known layer with trainable parameters."""
 
     path: str
     module: nn.Module
@@ -35,7 +35,7 @@ class Found:
 
 
 def scan(model: nn.Module) -> list[Found]:
-    """All layers with trainable parameters; ValueError if some of them are not known."""
+    """All modules with trainable parameters; ValueError if some of them are not known layers."""
     found, problems = [], []
     for path, module in model.named_modules():
         parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
@@ -57,7 +57,7 @@ def scan(model: nn.Module) -> list[Found]:
 
 
 def _layer(module: nn.Module) -> Layer | None:
-    """The rules for a module, by the nearest known class that it inherits everything that matters from."""
+    """The ``Layer`` of a module, by the nearest known class whose ``own`` methods it does not override."""
     for base in type(module).__mro__:
         for layer in LAYERS:
             if base in layer.kinds:
@@ -67,7 +67,7 @@ def _layer(module: nn.Module) -> Layer | None:
 
 
 def _problem(module: nn.Module, layer: Layer | None, parameters: dict[str, nn.Parameter]) -> str | None:
-    """Why a module cannot be handled; None if it can."""
+    """The reason why a module cannot be handled; None if it can."""
     if any(isinstance(p, UninitializedParameter) for p in parameters.values()):
         return "its parameters have no shape yet; run one batch through the model first"
     if layer is None:

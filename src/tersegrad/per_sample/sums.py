@@ -1,4 +1,4 @@
-"""Where the sums of squares live, and the simplest way to fill them: every backward pass counts as one sample."""
+"""Storage of the sums of squares, and the simplest way to fill it: every backward pass counts as one sample."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ class SquaredGradients(ABC):
     """Per trainable parameter, per element: the sum over samples of (that sample's share of the gradient)^2.
 
     The sums are float32 whatever the parameters are, and grow until they are cleared. They are filled by hooks, in the
-    thread that runs backward, and are complete for a parameter before DDP hears that its gradient is ready.
+    thread that runs backward, and are complete for a parameter before DDP is notified that its gradient is ready.
     """
 
     def __init__(self, module: nn.Module):
@@ -29,7 +29,7 @@ class SquaredGradients(ABC):
 
     @abstractmethod
     def _watch(self, module: nn.Module) -> None:
-        """Installs the hooks, and puts their handles into ``_handles``."""
+        """Install the hooks, and put their handles into ``_handles``."""
 
     def of(self, parameter: Tensor) -> Tensor:
         """The sums of one parameter, in its shape."""
@@ -41,7 +41,7 @@ class SquaredGradients(ABC):
         return self._sums[id(parameter)]
 
     def place(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
-        """From now on the sums of these parameters live in ``flat``, one after the other; what is there moves."""
+        """Move the sums of these parameters into ``flat``, concatenated; they stay there from now on."""
         numel = sum(p.numel() for p in parameters)
         if flat.dtype != torch.float32 or flat.shape != (numel,) or not flat.is_contiguous():
             raise ValueError(
@@ -49,19 +49,19 @@ class SquaredGradients(ABC):
                 f"is {flat.dtype} of shape {tuple(flat.shape)}."
             )
         with self._lock, torch.no_grad():
-            before = [self.of(p).clone() for p in parameters]  # may lie in the same memory
+            before = [self.of(p).clone() for p in parameters]  # they may overlap ``flat``
             stretches = flat.split([p.numel() for p in parameters])
             for p, stretch, sums in zip(parameters, stretches, before, strict=True):
                 self._sums[id(p)] = shaped(stretch, p).copy_(sums)
 
     def clear(self) -> None:
-        """All sums become zero; to be called between backward passes."""
+        """Set all sums to zero; call it between backward passes."""
         with self._lock, torch.no_grad():
             for sums in self._sums.values():
                 sums.zero_()
 
     def close(self) -> None:
-        """Removes all hooks; the sums stay readable."""
+        """Remove all hooks; the sums stay readable."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

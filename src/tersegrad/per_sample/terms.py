@@ -1,7 +1,7 @@
-"""What the samples of a batch contribute to one parameter's gradient: computed a few samples at a time and squared.
+"""The contributions of the samples of a batch to one parameter's gradient, computed a few samples at a time and squared.
 
-A term is one use of a parameter. Its gradients per sample are never all in memory: chunks of samples take at most
-``ROOM`` floats (4 MB), or what a single sample needs where that is more.
+A term is one use of a parameter. Its gradients per sample are never all in memory: a chunk of samples takes at most
+``ROOM`` floats (4 MB), or as many as a single sample needs if that is more.
 """
 
 import math
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from tersegrad import kernels
 
-ROOM = 1 << 20  # floats of workspace: the chunks of samples that one computation takes
+ROOM = 1 << 20  # capacity of the workspace in floats: limits the samples per chunk
 CACHE = 1 << 18  # floats of gradient that are squared while they are still in the cache
-ROWS = 64  # of a gradient matrix that are worth a matrix product
-NARROW = 64  # columns; with fewer, the product is faster the other way round
+ROWS = 64  # of a gradient matrix, at least, for one matrix product
+NARROW = 64  # columns; with fewer, the transposed product is faster
 
 Operands = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 def chunks(samples: int, room: int) -> Iterator[tuple[int, int]]:
-    """Stretches of samples that fit into ``ROOM`` if each takes ``room`` floats; never less than one sample.
+    """Ranges of samples that fit into ``ROOM`` floats if each takes ``room``; at least one sample each.
 
     >>> list(chunks(5, ROOM // 2))
     [(0, 2), (2, 4), (4, 5)]
@@ -33,10 +33,10 @@ def chunks(samples: int, room: int) -> Iterator[tuple[int, int]]:
 
 
 class Term(ABC):
-    """One use of a parameter: how the gradient that it causes is made up of samples."""
+    """One use of a parameter: its gradient as a sum over samples."""
 
     samples: int
-    room: int  # floats that ``gradients`` takes for one sample, the result included
+    room: int  # floats of workspace per sample in ``gradients``, including the result
 
     @abstractmethod
     def gradients(self, first: int, last: int) -> Tensor:
@@ -44,7 +44,7 @@ class Term(ABC):
 
     @abstractmethod
     def reach(self) -> float:
-        """At least the length that the gradient would have if nothing in it cancelled."""
+        """An upper bound of the norm that the gradient would have without cancellation."""
 
     def add_squares(self, sums: Tensor) -> None:
         """``sums += sum over samples of contribution^2``."""
@@ -53,7 +53,7 @@ class Term(ABC):
 
 
 class Each(Term):
-    """A term whose gradients are sums of ``values(first, last)`` over positions: those of biases and norms."""
+    """A term whose gradients are sums of ``values(first, last)`` over positions, as for biases and norms."""
 
     def __init__(
         self, samples: int, room: int, values: Callable[[int, int], Tensor], total: Callable[[Tensor], Tensor]
@@ -64,7 +64,6 @@ class Each(Term):
         self._total = total
 
     def gradients(self, first: int, last: int) -> Tensor:
-        """Sums over positions."""
         return self._total(self._values(first, last))
 
     def reach(self) -> float:
@@ -82,14 +81,12 @@ class Together(Term):
         self.room = sum(term.room for term in terms)
 
     def gradients(self, first: int, last: int) -> Tensor:
-        """The sum over uses."""
         total = self._terms[0].gradients(first, last)
         for term in self._terms[1:]:
             total = total + term.gradients(first, last)
         return total
 
     def reach(self) -> float:
-        """All of them together."""
         return sum(term.reach() for term in self._terms)
 
 
@@ -97,10 +94,10 @@ class Products(Term):
     """A matrix whose gradient is a sum of outer products over positions (time, pixels): dense layers, convolutions.
 
     ``operands(first, last)`` gives ``left`` (samples * groups, rows, positions) and ``right`` (samples * groups,
-    positions, columns); a sample's gradient is left @ right. It comes in the shape ``made``, which is the parameter's
-    after ``permute(order)``. ``room`` is what the operands of one sample take.
+    positions, columns); a sample's gradient is left @ right. It has the shape ``made``, which is the parameter's
+    after ``permute(order)``. ``room`` is the number of floats of the operands of one sample.
 
-    With a single position (a dense layer on plain vectors) no gradient is ever made: the square of a product is the
+    With a single position (a dense layer on vectors) no gradient is computed: the square of a product is the
     product of squares, so the sum over samples is one matrix product, (left^2)^T @ (right^2).
     """
 
@@ -124,7 +121,6 @@ class Products(Term):
         self._groups = groups
 
     def gradients(self, first: int, last: int) -> Tensor:
-        """One matrix product per sample."""
         left, right = self._operands(first, last)
         made = torch.bmm(left, right).view(last - first, *self._made)
         return made if self._order is None else made.permute(0, *(1 + axis for axis in self._order))
@@ -138,7 +134,7 @@ class Products(Term):
         return norms
 
     def add_squares(self, sums: Tensor) -> None:
-        """Without ever holding more than some rows of some samples' gradients."""
+        """Only some rows of some samples' gradients are in memory at a time."""
         total = sums.view(self._made) if self._order is None else sums.new_zeros(self._made)
         matrix = total.view(self._made[0], -1)
         rows, columns = matrix.shape
@@ -165,7 +161,7 @@ class Products(Term):
             matrix.addmm_(left.squeeze(2).square().t(), right.squeeze(1).square())
 
     def _add_tiles(self, matrix: Tensor, operands: Operands) -> None:
-        """Some samples at a time, and of their gradients some rows, which are squared while they are in the cache."""
+        """Some samples at a time, and some rows of their gradients, which are squared while they are in the cache."""
         rows, columns = matrix.shape
         least = rows if self._groups > 1 else min(rows, ROWS)
         step = max(1, min(self.samples, ROOM // 2 // self._operand_room, CACHE // (least * columns)))
@@ -207,7 +203,7 @@ class Tokens(Term):
         return math.sqrt(self._deltas.numel()) * float(self._deltas.float().norm())
 
     def add_squares(self, sums: Tensor) -> None:
-        """Only the rows that occur: a word that a sample repeats is summed before it is squared."""
+        """Only the rows that occur; the rows of a word that a sample repeats are summed before squaring."""
         for first, last in chunks(self.samples, 2 * self._deltas.shape[1] * self._deltas.shape[2]):
             tokens, deltas = self._chunk(first, last)
             flat = tokens.reshape(-1).contiguous(), deltas.reshape(-1).contiguous()

@@ -1,4 +1,4 @@
-"""Ways for N workers to agree on one mean, one file each."""
+"""Reducers: how N workers compute one mean, one file each."""
 
 from tersegrad.reducers.allgather import AllGather
 from tersegrad.reducers.allreduce import AllReduce

@@ -1,4 +1,4 @@
-"""A bucket in segments, for exchanges that reduce every segment at another worker."""
+"""Segments of a bucket, for reducers in which every worker reduces one segment."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +31,7 @@ from tersegrad.core import (
 
 
 class Place(NamedTuple):
-    """A segment of a bucket: its layout, and where it begins and ends."""
+    """The layout of a segment, and where it begins and ends in the bucket."""
 
     layout: Layout
     start: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 def places(layout: Layout, count: int, state: State) -> list[Place]:
-    """The bucket in ``count`` segments of the same length (to one element); kept in the state's scratch.
+    """Split a bucket into ``count`` segments of equal length (to within one element); cached in the state's scratch.
 
     >>> [(p.layout.names, p.layout.sizes, p.start, p.stop) for p in places(Layout(("w", "b"), ((7,), (3,))), 2, {})]
     [(('w',), (5,), 0, 5), (('w', 'b'), (2, 3), 5, 10)]
@@ -54,21 +54,21 @@ def places(layout: Layout, count: int, state: State) -> list[Place]:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Into how many segments a bucket is split, and what they are encoded with."""
+    """The number of segments of a bucket, and their compressor."""
 
     compressor: Compressor
     count: int
-    seed: int  # the same on two workers only if they shall draw the same random numbers
+    seed: int  # equal on all workers only if they must draw the same random numbers
 
     def init(self, layout: Layout) -> State:
-        """One state of the compressor per segment, under the names of the tensors that the segment touches."""
+        """One state of the compressor per segment, with the names of the tensors in the segment."""
         segments: State = {}
         for i, (part, _, _) in enumerate(places(layout, self.count, {})):
             segments[str(i)] = {"names": list(part.names), "layout": part.id, "inner": self._fresh(i, part)}
         return {"segments": segments}
 
     def segments(self, step: Step, x: Tensor, out: Tensor, state: State, spec: int) -> "list[Segment]":
-        """The segments of this step."""
+        """The segments of ``x`` and ``out``, with the compressor's states."""
         made = []
         for i, (part, start, stop) in enumerate(places(step.layout, self.count, state)):
             inner = self._inner(i, part, state["segments"][str(i)])
@@ -76,7 +76,7 @@ class Segmentation:
         return made
 
     def _inner(self, i: int, part: Layout, saved: State) -> State:
-        """The compressor's state. One that comes from other buckets is of no use here, and is replaced."""
+        """The compressor's state; a fresh one if the saved one belongs to a different split of the tensors."""
         if saved["layout"] != part.id:
             stage(saved, layout=part.id, inner=self._fresh(i, part))
             saved = staged(saved)
@@ -88,7 +88,7 @@ class Segmentation:
 
 
 class Term(NamedTuple):
-    """``scale * decoded(payload)``, and whose payload it is."""
+    """``scale * decoded(payload)``, and the rank that sent the payload."""
 
     payload: Payload
     scale: float
@@ -97,24 +97,23 @@ class Term(NamedTuple):
 
 @dataclass
 class Segment:
-    """One segment of the bucket in one step. An empty one is never encoded nor sent."""
+    """One segment of the bucket in one step. An empty one is neither encoded nor sent."""
 
     compressor: Compressor
-    spec: int  # fingerprint, for the frames
+    spec: int  # fingerprint, for the frame header
     step: Step
     state: State  # the compressor's
-    memory: State  # for scratch that all segments share
+    memory: State  # scratch shared by all segments
     x: Tensor
     out: Tensor
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.step.layout.numel
 
     @property
     def capacity(self) -> int:
-        """No frame of this segment is longer."""
+        """The largest number of bytes of a frame of this segment."""
         return frames.max_frame_nbytes(self.step.layout) if self.numel else 0
 
     def encode(self) -> Payload:
@@ -135,20 +134,20 @@ class Segment:
         return frames.seal(payload, self.spec, self.step)
 
     def receive_buffer(self, key: str) -> Tensor:
-        """Where a frame of this segment can arrive."""
+        """A buffer that a frame of this segment can be received into."""
         return receive_buffer(self.memory, key, self.capacity)
 
     def open(self, message: Tensor, rank: int) -> Payload:
-        """The payload in a message that ``rank`` sent; the message may be followed by anything."""
+        """The payload in a message that ``rank`` sent; bytes after the frame are ignored."""
         if not self.numel:
             return self.encode()
         length = frames.read_header(message, rank).length
         return frames.open_frame(message[:length], self.spec, self.step, rank)
 
     def add(self, terms: Iterable[Term]) -> None:
-        """``x += sum of terms``. Terms that arrive one after the other are added as they come, where that can be."""
+        """``x += sum of terms``. Terms are added as they arrive, unless they are summed in another domain."""
         if not self.numel:
-            for _ in terms:  # nothing to add, but messages that are to be waited for
+            for _ in terms:  # nothing to add, but the messages must be received
                 pass
         elif adds_in_place(self.compressor):
             for payload, scale, rank in terms:
@@ -158,7 +157,7 @@ class Segment:
             self._add_transformed(list(terms))
 
     def _add_transformed(self, terms: list[Term]) -> None:
-        """All terms have the same scale: they are summed in the compressor's domain and come back once."""
+        """Sum the terms, which all have the same scale, in the compressor's domain; then transform back once."""
         if terms:
             assert len({term.scale for term in terms}) == 1
             total = scratch(self.memory, "sum", self.x.numel(), torch.float32, self.x.device)
@@ -167,7 +166,7 @@ class Segment:
             self.x.add_(total)
 
     def decode(self, payload: Payload, rank: int) -> None:
-        """``out = decoded(payload)``; the payload is that rank's."""
+        """``out = decoded(payload)``; ``rank`` sent the payload."""
         if self.numel:
             with _blaming(rank):
                 decode_sum(self.compressor, [payload], 1.0, self.out, self.state)
@@ -180,7 +179,7 @@ class Segment:
 
 @contextmanager
 def _blaming(*ranks: int) -> Iterator[None]:
-    """Says of a payload that cannot be decoded whose it is."""
+    """Name the rank that sent a payload which cannot be decoded."""
     try:
         yield
     except frames.FrameError:
@@ -191,7 +190,7 @@ def _blaming(*ranks: int) -> Iterator[None]:
 
 
 def announce(segments: list[Segment], result: Payload, comm: Comm) -> Callable[[], None]:
-    """Sends this worker's result for its own segment to all; the function that it returns decodes it and theirs."""
+    """Send this worker's result for its own segment to all; the returned function decodes all results."""
     own = segments[comm.rank]
     frame = own.seal(result)
     others = [segments[(comm.rank - by) % comm.size] for by in range(1, comm.size)]
@@ -208,10 +207,10 @@ def announce(segments: list[Segment], result: Payload, comm: Comm) -> Callable[[
 
 
 def arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> Iterator[tuple[int, Payload]]:
-    """What the workers 1, 2, ... places before this one sent, one after the other, with their ranks.
+    """The payloads of the workers 1, 2, ... places before this one, in this order, with their ranks.
 
-    A wrong frame is an error only once all other messages have come and gone. gloo forgets what a rank that gives up
-    has not yet sent: others would wait for that in vain, and never come to the wrong frame themselves.
+    A wrong frame is raised as an error only after all other messages were sent and received. gloo drops the unsent
+    messages of a rank that fails: other ranks would wait for them forever and never see the wrong frame themselves.
     """
     messages = iter(under_way)
     for by, (message, segment) in enumerate(zip(messages, expected, strict=True), start=1):
@@ -219,7 +218,7 @@ def arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> I
         try:
             payload = segment.open(message.wait(), rank)
         except frames.FrameError:
-            with suppress(RuntimeError, ValueError):  # a second thing that is wrong must not hide the first
+            with suppress(RuntimeError, ValueError):  # a second error must not hide the first
                 for other in messages:
                     other.wait()
             raise

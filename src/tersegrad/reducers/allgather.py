@@ -1,4 +1,4 @@
-"""AllGather: every worker sends its payload to all others, and all decode all of them."""
+"""AllGather: every worker sends its payload to all others and decodes all payloads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,17 +31,17 @@ class AllGather(Reducer):
 
     examples: ClassVar[tuple[str, ...]] = ("AllGather(Identity())", "AllGather(TopK(0.1))")
 
-    compressor: Compressor = param(doc="what makes the bytes")
+    compressor: Compressor = param(doc="the codec of the payloads")
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. AllGather(TopK(ratio=0.01)).")
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """The compressor's state, with randomness that differs between workers."""
+        """The compressor's state, with a different seed on every worker."""
         return self.compressor.init(layout, mix_seed(layout.seed, layout.id, comm.rank))
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Encode and send; then sum in rank order: all replicas do the same additions and hold the same bits."""
+        """Encode and send; then sum in rank order, so that all workers get the same bits."""
         payload = encode(self.compressor, x, state)
         gathering = start_gather(payload, self.fingerprint(), step, comm, state)
         if isinstance(x, Sum):

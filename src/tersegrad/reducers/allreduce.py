@@ -1,4 +1,4 @@
-"""AllReduce: payloads that may be added are summed on their way, in the compressed form."""
+"""AllReduce: summable payloads are added by the collective itself, in compressed form."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,7 +28,7 @@ from tersegrad.core import (
 
 @dataclass(frozen=True, repr=False)
 class AllReduce(Reducer):
-    """All-reduce of payloads that may be added (casts, RandomK). Traffic does not grow with the number of workers."""
+    """All-reduce of summable payloads (casts, RandomK). Traffic does not grow with the number of workers."""
 
     examples: ClassVar[tuple[str, ...]] = ("AllReduce(Identity())", "AllReduce(BF16())", "AllReduce(FP16())")
 
@@ -44,12 +44,12 @@ class AllReduce(Reducer):
             )
 
     def loses(self, workers: int) -> float:
-        """A sum made on the way is rounded by each worker that adds to it; in float32 that is no loss to speak of."""
+        """A sum in a narrow dtype is rounded at every addition; in float32 the loss is negligible."""
         narrow = self.compressor.dtype != torch.float32
         return workers * torch.finfo(self.compressor.dtype).eps if narrow else 0.0
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """The compressor's state, with the same randomness on all workers: only so can payloads be added."""
+        """The compressor's state, with the same seed on all workers: otherwise payloads could not be added."""
         return self.compressor.init(layout, mix_seed(layout.seed, layout.id))
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:

@@ -1,4 +1,4 @@
-"""Dense: the uncompressed all-reduce, what DDP does without us."""
+"""Dense: the uncompressed all-reduce, as DDP does it by itself."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,16 @@ from tersegrad.core import Comm, Finish, Layout, Needs, Reducer, State, Step, Ve
 
 @dataclass(frozen=True, repr=False)
 class Dense(Reducer):
-    """All-reduce of the bucket as it is: nothing compressed, nothing lost; the baseline.
+    """All-reduce of the uncompressed bucket: the baseline, without loss.
 
     A host may all-reduce the bucket itself in a step in which every bucket's reducer is a ``Dense``.
     """
 
     def needs(self) -> Needs:
-        """Buckets of every float dtype are reduced as they are."""
+        """No float32 copy: buckets of every float dtype are reduced in their own dtype."""
         return Needs(float32=False)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """Nothing to remember."""
         return {}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:

@@ -1,4 +1,4 @@
-"""PowerSGD: every matrix of the bucket as a product of two thin ones, found by one step of power iteration.
+"""PowerSGD: every matrix of the bucket as a product of two thin matrices, by one step of power iteration.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization",
 NeurIPS 2019.
@@ -32,17 +32,17 @@ from tersegrad.core import (
 
 @dataclass(frozen=True, repr=False)
 class PowerSGD(Reducer):
-    """Sends r (n + m) numbers of an n x m gradient: its projection on r directions that follow it from step to step.
+    """Sends r (n + m) numbers of an n x m gradient: its projection on r directions, refined at every step.
 
-    Worker w sees every tensor as a matrix M_w of its first dimension by the rest, and with the Q of the last step:
+    Worker w reshapes every tensor to a matrix M_w, its first dimension by the rest. With the Q of the last step:
 
         P = orthonormal(mean of M_w Q);  Q_w = M_w^T P;  Q = mean of Q_w;  out = P Q^T
 
-    What it sent of its own is P Q_w^T, the mean of which is ``out``: M_w - P Q_w^T stays. Vectors and matrices that
-    r (n + m) < n m does not hold for go dense. All of it takes two all-reduces a bucket.
+    The worker's own contribution is P Q_w^T, the mean of which is ``out``: M_w - P Q_w^T stays in ``x``. Vectors, and
+    matrices without r (n + m) < n m, are reduced uncompressed. There are two all-reduces per bucket.
 
-    Q is orthonormalised for the next step. This and the orthonormalisation of P are made by every worker for itself, of
-    the same bits; for the results to be the same, the workers' processors and libraries must be.
+    Q is orthonormalised for the next step. Every worker orthonormalises P and Q itself, from the same bits; the results
+    are the same only if all workers have the same processors and libraries.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("PowerSGD()", "PowerSGD(rank=1)", "ErrorFeedback(PowerSGD(rank=4))")
@@ -54,7 +54,7 @@ class PowerSGD(Reducer):
             raise ValueError(f"PowerSGD(rank={self.rank!r}): a rank is a whole number from 1 on. Write e.g. rank=2.")
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """A random Q for every matrix, the same on all workers and in whatever bucket the matrix is."""
+        """A random Q for every matrix, the same on all workers and independent of the bucket."""
         factors: State = {}
         for matrix in _Plan(layout, self.rank).matrices:
             part = layout.subset([matrix.member])
@@ -65,7 +65,7 @@ class PowerSGD(Reducer):
         return {"factors": factors}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Two rounds: the P's and all that goes dense; then the Q's, which are on their way when this returns."""
+        """Two rounds: P and all uncompressed tensors; then Q, which is still in flight when this returns."""
         x = added(x)
         layout = step.layout
         plan: _Plan = state.get("_plan") or _Plan(layout, self.rank)
@@ -75,7 +75,7 @@ class PowerSGD(Reducer):
         self._make_first(x, first, factors, plan)
         comm.all_reduce(first.div_(comm.size))
         if not all(kernels.read(kernels.on(first).all_finite(first))):
-            out.fill_(math.nan)  # on all workers alike: none of them goes on
+            out.fill_(math.nan)  # on all workers alike, so all of them stop here
             return lambda: False
         plan.unpack_dense(first, x, out)
         if not plan.matrices:
@@ -97,7 +97,7 @@ class PowerSGD(Reducer):
 
     @staticmethod
     def _make_first(x: Tensor, first: Tensor, factors: list[State], plan: "_Plan") -> None:
-        """M_w Q of every matrix, and what goes dense; NaN if anything is not finite: zeros in Q must not hide it."""
+        """Write M_w Q and the uncompressed tensors; NaN if anything is non-finite, as zeros in Q could hide it."""
         if not all(kernels.read(kernels.on(x).all_finite(x))):
             first.fill_(math.nan)
             return
@@ -122,9 +122,9 @@ class PowerSGD(Reducer):
 
 @dataclass
 class _Matrix:
-    """One tensor of the bucket as a matrix, and where its P and Q lie in the two messages."""
+    """One tensor of the bucket as a matrix, and the places of its P and Q in the two messages."""
 
-    member: int  # its place in the bucket
+    member: int  # index of the tensor in the bucket
     start: int
     rows: int
     columns: int
@@ -133,20 +133,18 @@ class _Matrix:
     q_start: int = 0
 
     def of(self, whole: Tensor) -> Tensor:
-        """The matrix in the bucket's vector."""
+        """A view of this matrix in a vector of the bucket."""
         return whole[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def p(self, first: Tensor) -> Tensor:
-        """P in the first message."""
         return first[self.p_start : self.p_start + self.rows * self.rank].view(self.rows, self.rank)
 
     def q(self, second: Tensor) -> Tensor:
-        """Q in the second message."""
         return second[self.q_start : self.q_start + self.columns * self.rank].view(self.columns, self.rank)
 
 
 class _Plan:
-    """Which tensors go as matrices and which dense, and where everything lies in the two messages."""
+    """Which tensors are compressed and which are not, and the layout of the two messages."""
 
     def __init__(self, layout: Layout, rank: int):
         self.matrices: list[_Matrix] = []
@@ -165,12 +163,12 @@ class _Plan:
             matrix.p_start, matrix.q_start = self.ps.starts[i], self.qs.starts[i]
 
     def pack_dense(self, x: Tensor, first: Tensor) -> None:
-        """What goes dense lies at the beginning of the first message."""
+        """Copy the uncompressed tensors to the beginning of the first message."""
         if self.dense:
             torch._foreach_copy_(self._packed(first), self._in_place(x))
 
     def unpack_dense(self, first: Tensor, x: Tensor, out: Tensor) -> None:
-        """The means to their places; nothing of it is left."""
+        """Copy the means of the uncompressed tensors to ``out``, and leave nothing of them in ``x``."""
         if self.dense:
             torch._foreach_copy_(self._in_place(out), self._packed(first))
         if self.dense and out is not x:
@@ -185,7 +183,7 @@ class _Plan:
 
 
 class _Thin:
-    """Where the thin matrices lie in a message: those of one shape side by side, so that one call serves them all."""
+    """The places of thin matrices in a message: those of one shape are adjacent, and handled in one batched call."""
 
     def __init__(self, shapes: list[tuple[int, int]], start: int):
         self.starts = [0] * len(shapes)
@@ -199,16 +197,16 @@ class _Thin:
         self.stop = start
 
     def orthonormalise(self, message: Tensor) -> None:
-        """Every one of them."""
+        """Orthonormalise the columns of every matrix in the message, in place."""
         for start, count, shape in self.batches:
             batch = message[start : start + count * math.prod(shape)].view(count, *shape)
             batch.copy_(_orthonormal(batch))
 
 
 def _orthonormal(matrices: Tensor) -> Tensor:
-    """Orthonormal columns that span those of each matrix; where these are too few, others are added.
+    """Orthonormal columns that span those of each matrix; completed by others if the matrix is rank-deficient.
 
-    In float64, where no square of a float32 overflows or vanishes.
+    In float64, in which no square of a float32 overflows or underflows.
     """
     wide: Tensor = torch.linalg.qr(matrices.double()).Q
     return wide.float()

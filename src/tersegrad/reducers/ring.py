@@ -1,4 +1,4 @@
-"""Ring: segments travel from worker to worker, and each adds its own part; traffic does not grow with the workers.
+"""Ring: segments go from worker to worker, each adds its part; traffic does not grow with the number of workers.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; in compressed
 form: Yu et al., "GradiVeQ", NeurIPS 2018.
@@ -35,12 +35,12 @@ from tersegrad.reducers._segments import Segment, Segmentation, Term
 
 @dataclass(frozen=True, repr=False)
 class Ring(Reducer):
-    """Ring all-reduce of payloads; every worker adds its part to the sum that passes, in compressed form if it may.
+    """Ring all-reduce of payloads; every worker adds its part to the partial sum, in compressed form if possible.
 
-    With n workers and n segments, segment s starts at worker s as Q(x/n). Worker w makes P = received + x/n of what
-    it receives, sends Q(P) on, and keeps the error of its own hop: n (P - Q(P)). So its x loses n (Q(P) - received);
-    over the hops of a segment that telescopes to n Q(total), and the mean over workers is Q(total), which the last
-    worker encodes once and all decode from the same bytes.
+    With n workers and n segments, segment s starts at worker s as Q(x/n). Worker w computes P = received + x/n, sends
+    Q(P) on, and keeps the error of its own hop: n (P - Q(P)). So n (Q(P) - received) is taken from its x; over the hops
+    of a segment that telescopes to n Q(total), and the mean over workers is Q(total), which the last worker encodes
+    once and all decode from the same bytes.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -50,18 +50,16 @@ class Ring(Reducer):
         "ErrorFeedback(Ring(FP16()))",
     )
 
-    compressor: Compressor = param(doc="what makes the bytes")
-    pieces: int = param(
-        2, "of every segment: while one travels the next is encoded; more => more overlap, more headers"
-    )
+    compressor: Compressor = param(doc="the codec of the payloads")
+    pieces: int = param(2, "per segment: while one is sent the next is encoded; more => more overlap, more headers")
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. Ring(BF16()).")
         if type(self.pieces) is not int or self.pieces < 1:
-            raise ValueError(f"Ring(pieces={self.pieces!r}): a segment travels in at least one piece. Write pieces=2.")
+            raise ValueError(f"Ring(pieces={self.pieces!r}): a segment has at least one piece. Write pieces=2.")
 
     def _segmentation(self, layout: Layout, comm: Comm) -> Segmentation:
-        # Payloads can be added only if all workers draw the same random numbers; others must not.
+        # Payloads can be added only if all workers draw the same random numbers; all others need different ones.
         who = -1 if isinstance(self.compressor, Summable) else comm.rank
         return Segmentation(self.compressor, comm.size * self.pieces, mix_seed(layout.seed, layout.id, who))
 
@@ -70,7 +68,7 @@ class Ring(Reducer):
         return self._segmentation(layout, comm).init(layout)
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """n hops that add, n that pass the totals on; the pieces of a segment follow each other."""
+        """n hops that add, then n that pass the totals on; the pieces of a segment are pipelined."""
         x = added(x)
         segments = self._segmentation(step.layout, comm).segments(step, x, out, state, self.fingerprint())
         lanes = [_Lane(f"lane {i}", segments[i :: self.pieces], comm, out is not x) for i in range(self.pieces)]
@@ -84,7 +82,7 @@ class Ring(Reducer):
 
 
 class _Lane:
-    """One piece of every segment on its way round the ring."""
+    """One piece of every segment, going round the ring."""
 
     def __init__(self, name: str, segments: list[Segment], comm: Comm, keeps_rest: bool):
         self.name = name
@@ -92,12 +90,12 @@ class _Lane:
         self.comm = comm
         self.keeps_rest = keeps_rest
         self._pending: Pending | None = None
-        self._turn = 0  # of two buffers: one is read and sent while the other is filled
+        self._turn = 0  # which of two buffers is in use: one is sent while the other is filled
 
     def add(self, hop: int) -> None:
-        """Adds this worker's part to the segment that began ``hop`` workers ago, and sends it on."""
+        """Add this worker's part to the segment that started ``hop`` workers before, and send it on."""
         segment = self._segment(-hop)
-        mine = _mine(segment, self.comm)  # made while the sum so far is on its way
+        mine = _mine(segment, self.comm)  # encoded while the partial sum is in flight
         received = self._receive(segment) if hop else None
         self._payload = mine.plus(received)
         if hop < self.comm.size - 1:
@@ -106,7 +104,7 @@ class _Lane:
             mine.leave_rest(received, self._payload)
 
     def pass_on(self, hop: int) -> None:
-        """Decodes one total while the next is on its way; the first is the one that was completed here."""
+        """Decode one total while the next is in flight; the first is the one that was completed here."""
         segment = self._segment(1 - hop)
         payload = self._receive(segment) if hop else self._payload
         if hop < self.comm.size - 1:
@@ -139,22 +137,22 @@ class _Part(ABC):
 
     @abstractmethod
     def plus(self, received: Payload | None) -> Payload:
-        """The payload of the sum so far, of which others made the part that was received."""
+        """The payload of the partial sum that was received plus this worker's part."""
 
     @abstractmethod
     def leave_rest(self, received: Payload | None, payload: Payload) -> None:
-        """Leaves in ``x`` what this worker's hop did not carry."""
+        """Leave in ``x`` the part that this worker's hop did not send."""
 
 
 class _Recoded(_Part):
-    """Decoded, added to, and encoded anew."""
+    """Decode the partial sum, add to it, and encode it again."""
 
     def __init__(self, segment: Segment, comm: Comm):
         super().__init__(segment, comm)
         segment.x.div_(comm.size)  # before adding, so that the sum stays in range
 
     def plus(self, received: Payload | None) -> Payload:
-        """``Q(received + x)``; the sum is made in ``x`` itself."""
+        """``Q(received + x)``; the sum is computed in ``x`` itself."""
         if received is not None:
             self.segment.add([Term(received, 1.0, _previous(self.comm))])
         return self.segment.encode()
@@ -166,7 +164,7 @@ class _Recoded(_Part):
 
 
 class _Summed(_Part):
-    """Encoded before the sum so far is there, and added to it in compressed form."""
+    """Encode before the partial sum arrives, and add to it in compressed form."""
 
     def __init__(self, segment: Segment, comm: Comm):
         super().__init__(segment, comm)
@@ -188,7 +186,7 @@ class _Summed(_Part):
         return self.payload
 
     def _check(self, received: Payload) -> None:
-        """Refuses a body that this rank's cannot be added to."""
+        """Raise FrameError if the received body cannot be added to that of this rank."""
         if received.body.numel() != self.payload.body.numel():
             raise FrameError(
                 f"rank {_previous(self.comm)} sent a body of {received.body.numel()} bytes, and this rank's has "
@@ -201,7 +199,7 @@ class _Summed(_Part):
             )
 
     def leave_rest(self, received: Payload | None, payload: Payload) -> None:
-        """``x += n (received - sent)``: also what was rounded away when two bodies were added stays here."""
+        """``x += n (received - sent)``: this includes the rounding error of adding two bodies."""
         came = [] if received is None else [Term(received, float(self.comm.size), _previous(self.comm))]
         self.segment.add([*came, Term(payload, -float(self.comm.size), self.comm.rank)])
 

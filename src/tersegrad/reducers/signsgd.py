@@ -1,4 +1,4 @@
-"""SignSGD: every worker has one vote an element, and the sign of the majority goes out.
+"""SignSGD: every worker has one vote per element, and the result is the sign of the majority.
 
 Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; "signSGD with majority vote is
 communication efficient and fault tolerant", ICLR 2019.
@@ -35,25 +35,25 @@ from tersegrad.kernels.ops import packed_nbytes
 from tersegrad.reducers._segments import Segment, announce, arriving, places
 
 SCALES = ("one", "mean")
-_BALLOT = ScaledSign()  # of a segment: signs, and a magnitude in the place of the mean
+_BALLOT = ScaledSign()  # codec of the votes on a segment: signs, and a magnitude in place of the mean
 
 
 @dataclass(frozen=True, repr=False)
 class SignSGD(Reducer):
-    """Majority vote of signs: out = magnitude * sign(sum over workers of sign(v)), one bit an element each way.
+    """Majority vote of signs: out = magnitude * sign(sum over workers of sign(v)), one bit per element each way.
 
     v is the gradient or, with momentum b (Signum), its running mean: v = b v + (1 - b) gradient. A sign is the float's
-    sign bit, so nobody abstains; with an even number of workers half of them may contradict the other half, and then a
-    hash of (seed, step, position) decides, each way as often.
+    sign bit, so a zero votes too. With an even number of workers there may be ties, which a hash of (seed, step,
+    position) breaks, without bias.
 
-    Every worker counts the votes on one segment of the bucket and tells all others: each sends about n / 4 bytes,
-    however many they are. What ``x`` held beyond ``out`` stays in ``x``.
+    Every worker counts the votes on one segment of the bucket and sends the result to all others: each sends about
+    n / 4 bytes, however many workers there are. ``x - out`` stays in ``x``.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("SignSGD()", "SignSGD(momentum=0.9, scale='mean')")
 
-    momentum: float = param(0.0, "b: higher => smoother, slower to turn; 0: signSGD, above: Signum")
-    scale: str = param("one", 'magnitude of out: 1, as in the papers; or "mean": the mean over workers of mean|v|')
+    momentum: float = param(0.0, "b: higher => smoother, slower to change; 0: signSGD, above: Signum")
+    scale: str = param("one", 'magnitude of out: "one", as in the papers; or "mean": the mean over workers of mean|v|')
 
     def __post_init__(self) -> None:
         b = self.momentum
@@ -67,11 +67,10 @@ class SignSGD(Reducer):
         return Needs(no_momentum=self.momentum > 0)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """No momentum yet."""
         return {"momentum": layout.zeros()} if self.momentum else {}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Vote, count, announce."""
+        """Send votes, count those on the own segment, and announce the result."""
         x = added(x)
         segments = self._segments(step, self._signed(x, state), out, state, comm)
         ballots = self._ballots(segments, step.layout.numel)
@@ -92,7 +91,7 @@ class SignSGD(Reducer):
         return finish
 
     def _signed(self, x: Tensor, state: State) -> Tensor:
-        """What this worker votes with."""
+        """The vector whose signs are this worker's votes: the gradient, or its running mean."""
         if not self.momentum:
             return x
         mean = torch.mul(state["momentum"], self.momentum, out=back_buffer(state, "momentum"))
@@ -109,7 +108,7 @@ class SignSGD(Reducer):
         return made
 
     def _ballots(self, segments: list[Segment], numel: int) -> list[Payload]:
-        """This worker's votes on all segments, all with its magnitude; all are non-finite if one is."""
+        """This worker's votes on all segments, each with its magnitude; all are non-finite if one is."""
         ballots = [segment.encode() for segment in segments]
         if not all(ballot.finite for ballot in ballots):
             return [_nonfinite(segment) for segment in segments]
@@ -122,7 +121,7 @@ class SignSGD(Reducer):
 
 
 def _count(own: Segment, ballots: dict[int, Payload], key: int) -> Payload:
-    """The majority's signs with the mean magnitude; votes are counted in ``own.out``."""
+    """The signs of the majority with the mean magnitude; votes are counted in ``own.out``."""
     if not own.numel:
         return own.encode()
     if not all(ballot.finite for ballot in ballots.values()):
@@ -144,7 +143,7 @@ def _read_ballot(ballot: Payload, rank: int) -> tuple[float, Tensor]:
     try:
         magnitude, signs = read(_BALLOT, ballot, 1, packed_nbytes(ballot.numel, 1))
         if magnitude < 0:
-            raise ValueError(f"a magnitude is not negative, and {float(magnitude):.4g} came.")
+            raise ValueError(f"a magnitude must not be negative, got {float(magnitude):.4g}.")
     except ValueError as error:
         raise FrameError(f"rank {rank} sent a frame that cannot be decoded: {error}") from error
     return float(magnitude), signs

@@ -1,4 +1,4 @@
-"""TwoShot: every worker reduces one segment in full precision, and all get the results: two encodings, two rounds."""
+"""TwoShot: every worker reduces one segment in full precision and sends the result to all: two rounds."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,11 +24,11 @@ from tersegrad.reducers._segments import Segmentation, Term, announce, arriving
 
 @dataclass(frozen=True, repr=False)
 class TwoShot(Reducer):
-    """All-to-all of payloads, a sum in full precision, all-to-all of its payload; traffic as of a ring, in two rounds.
+    """All-to-all of payloads, a sum in full precision, all-to-all of its payload; a ring's traffic in two rounds.
 
-    With n workers and n segments, worker w sends Q(x) of every segment but its own, and keeps x - Q(x). Of its own
-    it makes m = (x + sum of what came) / n, which is never encoded before the sum, and sends Q(m) to all, the mean.
-    What Q(m) lacks is an error of the mean, so n times as much of one worker's gradient: it keeps n (m - Q(m)).
+    With n workers and n segments, worker w sends Q(x) of every segment but its own, and keeps x - Q(x). For its own
+    segment it computes the mean m = (x + sum of the received payloads) / n, with its own x unencoded, and sends Q(m) to
+    all. The error m - Q(m) of the mean is n times as much in one worker's gradient: it keeps n (m - Q(m)).
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -37,7 +37,7 @@ class TwoShot(Reducer):
         "ErrorFeedback(TwoShot(TopK(0.1, values=BF16())))",
     )
 
-    compressor: Compressor = param(doc="what makes the bytes")
+    compressor: Compressor = param(doc="the codec of the payloads")
 
     def __post_init__(self) -> None:
         require(self, "compressor", Compressor, "Write e.g. TwoShot(TopK(ratio=0.01)).")
@@ -50,7 +50,7 @@ class TwoShot(Reducer):
         return self._segmentation(layout, comm).init(layout)
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Send, sum, send; whatever can be done while messages travel is done then."""
+        """Send, sum, send; computation overlaps with messages in flight."""
         x = added(x)
         segments = self._segmentation(step.layout, comm).segments(step, x, out, state, self.fingerprint())
         own, keeps_rest = segments[comm.rank], out is not x

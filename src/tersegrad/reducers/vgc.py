@@ -52,13 +52,13 @@ class VGC(Reducer):
 
     v += squares of this step;  sent: v = 0;  not sent: v *= zeta
 
-    ``x`` is the total of what was not sent yet, so write ``ErrorFeedback(VGC())``: its residual is the paper's r. With
-    ``tau`` an element must also exceed tau, and +-tau is sent (the hybrid with Strom's method); then
-    v = max(v - 2 |x| tau + tau^2, 0), with x before tau is taken off.
+    ``x`` must include the residual, so write ``ErrorFeedback(VGC())``: its residual is the paper's r. With ``tau`` an
+    element must also exceed tau, and +-tau is sent (the hybrid with Strom's method); then
+    v = max(v - 2 |x| tau + tau^2, 0), with x before tau is subtracted.
 
-    Values travel as signed powers of two in 4 bits, against the largest of their tensor that is sent in this step. What
-    is more than 7 binades below it is not sent, and waits. Only ``step.squares`` tells single samples apart:
-    ``attach`` gathers it (``per_sample/``).
+    Values are sent as signed powers of two in 4 bits, relative to the largest one of their tensor in this step. Those
+    more than 7 binades below it underflow: they are not sent, and stay in the residual. The squares of single samples
+    come from ``step.squares``, which ``attach`` gathers (``per_sample/``).
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -70,15 +70,13 @@ class VGC(Reducer):
         "ErrorFeedback(VGC(alpha=3.0, values=BF16()))",
     )
 
-    alpha: float = param(1.5, "higher => fewer elements, later; 0: everything")
-    zeta: float = param(0.999, "decay of the variance of what is not sent; lower => sooner")
-    tau: float | None = param(None, "None: the value itself is sent; a number: +-tau, where it is exceeded")
-    rounding: str = param(
-        "feedback", 'what a value loses by rounding stays behind ("feedback") or is forgotten ("drop")'
-    )
-    squares: str = param("samples", "whose variance: of single samples, or of the gradients of whole backward passes")
+    alpha: float = param(1.5, "higher => fewer elements, sent later; 0: every element")
+    zeta: float = param(0.999, "decay of the variance of elements that are not sent; lower => sent sooner")
+    tau: float | None = param(None, "None: the value itself is sent; a number: +-tau is sent where |x| > tau")
+    rounding: str = param("feedback", 'the rounding error of a value stays in x ("feedback") or is discarded ("drop")')
+    squares: str = param("samples", 'variance over "samples", or over whole backward passes ("microbatch")')
     values: Compressor | None = param(None, "None: 4-bit powers of two; else the codec of the values")
-    layout: str = param("packed", '"words": one 32-bit word an element, as in the paper, to compare ratios')
+    layout: str = param("packed", '"packed"; "words": one 32-bit word per element, as in the paper, to compare ratios')
 
     def __post_init__(self) -> None:
         for name, low, high in (("alpha", 0.0, math.inf), ("zeta", 0.0, 1.0)):
@@ -102,11 +100,11 @@ class VGC(Reducer):
             raise ValueError("VGC(tau=..., rounding='drop'): with tau nothing is rounded. Leave rounding out.")
 
     def needs(self) -> Needs:
-        """What tells single samples apart."""
+        """The sums of squared gradients, over samples or backward passes."""
         return Needs(squares=self.squares)
 
     def loses(self, workers: int) -> float:
-        """What is rounded away, if that is dropped: a power of two is at most half off."""
+        """The rounding error, if it is dropped: rounding to a power of two is off by at most half."""
         return 0.5 if self.rounding == "drop" else 0.0
 
     @cached_property
@@ -115,11 +113,10 @@ class VGC(Reducer):
         return AllGather(_Words(coded) if self.layout == "words" else _Picked(self.values or coded))
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """No variance yet."""
         return {"variance": layout.zeros(), "exchange": self._exchange.init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Test every element, send those that pass; the rest stays in ``x``."""
+        """Test every element and send those that pass; the others stay in ``x``."""
         x = added(x)
         offsets = torch.tensor(step.layout.offsets, device=x.device)
         variance = back_buffer(state, "variance")
@@ -132,7 +129,7 @@ class VGC(Reducer):
         return finish
 
     def _select(self, step: Step, x: Tensor, offsets: Tensor, variance: Tensor, state: State) -> Tensor | None:
-        """Positions to send, ascending, and the variance of the next step; None if x is not finite."""
+        """Positions to send, ascending, and the variance of the next step; None if x is non-finite."""
         if step.squares is None:
             raise ValueError(
                 f"{self!r} was given no squares: it tests each element against the variance of single samples, which "
@@ -142,7 +139,7 @@ class VGC(Reducer):
         test = kernels.on(x).unambiguous
         found = reserve(state, "positions", x.numel() // 16, torch.int32, x.device)
         count = int(kernels.read(test(x, state["variance"], step.squares, *numbers, variance, found))[0])
-        if count > found.numel():  # more than ever before
+        if count > found.numel():  # more than the buffer holds
             found = reserve(state, "positions", count, torch.int32, x.device)
             test(x, state["variance"], step.squares, *numbers, variance, found)
         if count < 0:
@@ -155,7 +152,7 @@ class VGC(Reducer):
     def _without_faint(
         self, squares: Tensor, x: Tensor, positions: Tensor, offsets: Tensor, variance: Tensor, state: State
     ) -> Tensor:
-        """Leaves out what 4 bits cannot show beside the largest of its tensor: it counts as not sent."""
+        """Leave out values that underflow relative to the largest of their tensor: they count as not sent."""
         picked = scratch(state, "picked", positions.numel(), torch.float32, x.device)
         kernels.on(x).gather(x, positions, picked)
         hidden = faint(picked, group_lengths(positions, offsets))
@@ -167,18 +164,18 @@ class VGC(Reducer):
         return positions[shown]
 
     def clear(self, layout: Layout, state: State) -> None:
-        """What is sent has no variance left."""
+        """Stage a variance of zero, as for elements that were sent."""
         stage(state, variance=back_buffer(state, "variance").zero_())
 
 
 @dataclass(frozen=True, repr=False)
 class _Picked(Sparse):
-    """Sends the positions that VGC found, with one group of values a tensor."""
+    """Sends the positions that VGC selected, with one group of values per tensor."""
 
     values: Compressor
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """Found before."""
+        """The positions were selected before, by VGC itself."""
         positions: Tensor | None = state["_positions"]
         if positions is not None:
             state["values"]["_groups"] = group_lengths(positions, state["_offsets"])
@@ -187,12 +184,11 @@ class _Picked(Sparse):
 
 @dataclass(frozen=True, repr=False)
 class _Words(Compressor):
-    """The same, in the paper's words."""
+    """``_Picked`` in the paper's layout: one 32-bit word per element."""
 
     values: FixedWidth
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """One word an element."""
         positions: Tensor | None = state["_positions"]
         if positions is None:
             return Payload.nonfinite(x.numel(), state, x.device)
@@ -202,5 +198,4 @@ class _Words(Compressor):
         return _word32.pack(self.values, picked, positions, state["_offsets"], x.numel(), state)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """O(number sent)."""
         _word32.unpack(self.values, payload, acc, scale)

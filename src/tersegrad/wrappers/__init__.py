@@ -1,4 +1,4 @@
-"""Reducers made of reducers: what is remembered, when it is sent, and which parameters go where; one file each."""
+"""Reducers made of reducers: error feedback, schedules, and policies by parameter; one file each."""
 
 from tersegrad.wrappers.by_dimension import ByDimension
 from tersegrad.wrappers.by_name import ByName

@@ -1,4 +1,4 @@
-"""What policies share: each parameter of a bucket goes to one of several reducers, packed with others of its kind."""
+"""Base of policies: each parameter of a bucket goes to one of several reducers, packed with others of its part."""
 
 from abc import abstractmethod
 from dataclasses import fields, replace
@@ -23,18 +23,18 @@ from tersegrad.core import (
 
 
 class Split(Composite):
-    """A reducer made of reducers, each for some of the parameters."""
+    """A reducer made of several reducers, each for some of the parameters."""
 
     @abstractmethod
     def parts(self) -> dict[str, Reducer]:
-        """Every part by its key in the state, in the order in which all workers go through them."""
+        """Every part by its key in the state, in the order in which all workers start them."""
 
     @abstractmethod
     def part_of(self, name: str, shape: tuple[int, ...], numel: int) -> str:
         """The key of the part that a parameter belongs to."""
 
     def loses(self, workers: int) -> float:
-        """As the part that loses most."""
+        """The loss of the part that loses most."""
         return max((reducer.loses(workers) for reducer in self.parts().values()), default=0.0)
 
     def init(self, layout: Layout, comm: Comm) -> State:
@@ -48,7 +48,7 @@ class Split(Composite):
         return {"parts": parts}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Packs and starts one part after the other; then waits for all of them, and unpacks."""
+        """Pack and start one part after the other; then wait for all of them, and unpack."""
         reducers = self.parts()
         packings = {key: self._packing(step.layout, memory) for key, memory in state["parts"].items()}
         if isinstance(x, Sum) and not all(packing.is_slice for packing in packings.values()):
@@ -81,13 +81,12 @@ class Split(Composite):
         return found
 
     def clear(self, layout: Layout, state: State) -> None:
-        """Every part clears its own."""
         reducers = self.parts()
         for key, memory in state["parts"].items():
             reducers[key].clear(self._packing(layout, memory).layout, memory["inner"])
 
     def active(self, state: State | None, number: int) -> Reducer:
-        """This policy with what its reducers have become, where that is asked without a state."""
+        """This policy with each reducer replaced by its own ``active``; itself if a state is given."""
         return self if state is not None else _with_active(self, number)
 
     @staticmethod
@@ -119,12 +118,12 @@ def _finish_part(
 
 
 class _Packing:
-    """Some tensors of a bucket, and which slices of it they fill."""
+    """Some tensors of a bucket, and the slices of the bucket that they fill."""
 
     def __init__(self, layout: Layout, names: list[str]):
         members = [layout.names.index(name) for name in names]
         self.layout = layout.subset(members)
-        self.lengths: list[int] = []  # of slices of the whole bucket, in turn outside and inside this part
+        self.lengths: list[int] = []  # of slices of the whole bucket, alternately outside and inside this part
         position = 0
         for i in members:
             if layout.offsets[i] == position and self.lengths:
@@ -136,18 +135,18 @@ class _Packing:
 
     @property
     def is_slice(self) -> bool:
-        """Whether the tensors are neighbours, so that nothing has to be packed."""
+        """Whether the tensors are contiguous, so that no packing is needed."""
         return len(self.lengths) <= 3
 
     def inputs(self, x: Vector, out: Tensor, memory: State) -> tuple[Vector, Tensor]:
-        """This part of ``x``, packed, and where its mean goes."""
+        """This part of ``x``, packed, and a buffer for its mean."""
         if isinstance(x, Sum):
             return Sum(*(self._slices(v)[0] for v in (x.a, x.b, x.total))), self._slices(out)[0]
         part_x = self.pack(x, memory, "x")
         return part_x, part_x if out is x else self._buffer(out, memory, "out")
 
     def pack(self, whole: Tensor, memory: State, key: str) -> Tensor:
-        """Gathers the part into scratch; a view where it is one slice already."""
+        """Gather the part into scratch; a view if it is one slice."""
         slices = self._slices(whole)
         return slices[0] if self.is_slice else torch.cat(slices, out=self._buffer(whole, memory, key))
 
@@ -157,12 +156,12 @@ class _Packing:
         return scratch(memory, key, self.layout.numel, whole.dtype, whole.device)
 
     def unpack(self, packed: Tensor, whole: Tensor) -> None:
-        """Puts the part back; nothing to do for a view."""
+        """Copy the part back into the bucket; nothing to do for a view."""
         if not self.is_slice:
             self.write(packed, whole)
 
     def write(self, packed: Tensor, whole: Tensor) -> None:
-        """Writes the part into its slices, wherever it comes from."""
+        """Write the part into its slices of the bucket."""
         torch._foreach_copy_(list(self._slices(whole)), packed.split(self.lengths[1::2]))
 
     def _slices(self, whole: Tensor) -> tuple[Tensor, ...]:
@@ -172,7 +171,7 @@ class _Packing:
 
 @contribution.register
 def _contribution(reducer: Split, layout: Layout, state: State, x: Tensor, workers: int) -> Tensor:
-    """Of every part in its place."""
+    """The contributions of all parts, each in its place."""
     reducers, found = reducer.parts(), x.clone()
     for key, memory in state["parts"].items():
         packing = reducer._packing(layout, memory)
@@ -183,5 +182,5 @@ def _contribution(reducer: Split, layout: Layout, state: State, x: Tensor, worke
 
 @phases.register
 def _phases(reducer: Split) -> list[Reducer]:
-    """Each part by itself is enough: what a policy adds is no kernel."""
+    """The phases of each part: the policy itself adds no kernels."""
     return [phase for part in reducer.parts().values() for phase in phases(part)]

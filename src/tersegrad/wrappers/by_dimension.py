@@ -19,8 +19,8 @@ class ByDimension(Split):
         "ByDimension({2: BySize({1000: ErrorFeedback(AllGather(TopK(0.2)))}), 4: AllGather(QSGD(8))})",
     )
 
-    dimensions: dict[int, Reducer] = param(doc="number of dimensions -> reducer")
-    default: Reducer = param(doc="for all others", factory=Dense)
+    dimensions: dict[int, Reducer] = param(doc="number of dimensions -> reducer of such parameters")
+    default: Reducer = param(doc="reducer of all other parameters", factory=Dense)
 
     def __post_init__(self) -> None:
         require(self, "dimensions", dict, "Write ByDimension({2: ErrorFeedback(PowerSGD(2))}).")
@@ -32,9 +32,7 @@ class ByDimension(Split):
                 )
 
     def parts(self) -> dict[str, Reducer]:
-        """One part for each number of dimensions, and the others."""
         return {**{f"{number}d": reducer for number, reducer in self.dimensions.items()}, "default": self.default}
 
     def part_of(self, name: str, shape: tuple[int, ...], numel: int) -> str:
-        """By the length of the shape."""
         return f"{len(shape)}d" if len(shape) in self.dimensions else "default"

@@ -13,8 +13,8 @@ from tersegrad.wrappers._split import Split
 class ByName(Split):
     """Sends each parameter to the reducer of the first pattern that its name matches (``*`` as in file names).
 
-    Of the parameters that no pattern matches, vectors (biases, norms) and those of fewer than ``tiny`` elements go
-    dense, because they are few bytes and sensitive; the others go to ``default``.
+    Of the parameters that no pattern matches, vectors (biases, norms) and those of fewer than ``tiny`` elements are not
+    compressed, because they are few bytes and sensitive; the others go to ``default``.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -23,8 +23,8 @@ class ByName(Split):
     )
 
     rules: dict[str, Reducer] = param(doc="pattern -> reducer, tried in order")
-    default: Reducer = param(doc="for large parameters that no pattern matches", factory=Dense)
-    tiny: int = param(1024, "below so many elements, dense; 0: vectors and tiny tensors are nothing special")
+    default: Reducer = param(doc="reducer of large parameters that no pattern matches", factory=Dense)
+    tiny: int = param(1024, "smaller tensors are not compressed; 0: no exception for vectors and small tensors")
 
     def __post_init__(self) -> None:
         require(self, "rules", dict, "Write ByName({'*.weight': AllGather(TopK(0.01))}, default=Dense()).")
@@ -33,14 +33,13 @@ class ByName(Split):
             if not isinstance(pattern, str) or not isinstance(reducer, Reducer):
                 raise TypeError(f"ByName: {pattern!r}: {reducer!r} is not a rule. A rule is a pattern and a reducer.")
         if self.tiny < 0:
-            raise ValueError(f"ByName(tiny={self.tiny!r}): a number of elements is not negative.")
+            raise ValueError(f"ByName(tiny={self.tiny!r}): the number of elements must not be negative.")
 
     def parts(self) -> dict[str, Reducer]:
-        """The rules, what is tiny, and all else."""
         return {**{f"rule {p}": r for p, r in self.rules.items()}, "tiny": Dense(), "default": self.default}
 
     def part_of(self, name: str, shape: tuple[int, ...], numel: int) -> str:
-        """The first pattern that matches, or one of the two kinds that none matches."""
+        """The first rule that matches; otherwise "tiny" or "default"."""
         for pattern in self.rules:
             if fnmatchcase(name, pattern):
                 return f"rule {pattern}"

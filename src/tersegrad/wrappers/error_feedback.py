@@ -1,4 +1,4 @@
-"""ErrorFeedback: what is not sent now is added to the next gradient.
+"""ErrorFeedback: the part of a gradient that is not sent is added to the next gradient.
 
 Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD",
 ICML 2019.
@@ -14,7 +14,7 @@ from tersegrad.core import Comm, Finish, Memory, Reducer, State, Step, Vector, p
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Memory):
-    """Remembers what ``inner`` did not send and adds it to the next gradient, so that nothing is lost, only late.
+    """Adds what ``inner`` did not send (the residual) to the next gradient: nothing is lost, only delayed.
 
     total = residual + gradient;  out, residual = inner(total)
 
@@ -26,10 +26,10 @@ class ErrorFeedback(Memory):
         "ErrorFeedback(AllReduce(BF16()))",
     )
 
-    inner: Reducer = param(doc="what sends")
+    inner: Reducer = param(doc="the reducer that sends")
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """What ``inner`` leaves of the total is the next residual."""
+        """The part of the total that ``inner`` does not send becomes the next residual."""
         total = self._total(x, state)
         finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
@@ -37,7 +37,7 @@ class ErrorFeedback(Memory):
             finite = finish_inner()
             stage(state, residual=total.total)
             if out is not total.b:
-                total.b.zero_()  # all of it is sent or remembered
+                total.b.zero_()  # all of it was sent or is in the residual
             return finite
 
         return finish

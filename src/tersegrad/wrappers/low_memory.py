@@ -1,4 +1,4 @@
-"""LowMemory: error feedback whose residual is kept in few bits."""
+"""LowMemory: error feedback with a compressed residual."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,12 +35,12 @@ from tersegrad.core import (
 
 @dataclass(frozen=True, repr=False)
 class LowMemory(Memory):
-    """total = decoded(residual) + gradient; sends of the total what ``inner`` sends; residual = coded(the rest).
+    """Error feedback that stores the residual in compressed form: total = decoded(residual) + gradient.
 
-    ErrorFeedback holds two float32 buffers of a gradient's size. This holds two of what ``codec`` makes of it, 2 bytes
-    an element each with BF16() and 1 with Blockwise(), and a float32 buffer as long as the largest bucket for each of
-    the one or two buckets that are under way. The price is the codec's rounding of the residual in every step, which
-    is lost, and two more passes.
+    ErrorFeedback holds two float32 buffers of the size of the gradient. This holds two buffers encoded by ``codec``,
+    with 2 bytes per element for BF16() and 1 for Blockwise(), and a float32 buffer as long as the largest bucket for
+    each of the one or two buckets in flight. The price is the codec's rounding error of the residual in every step,
+    which is lost, and two more passes.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -48,8 +48,8 @@ class LowMemory(Memory):
         "LowMemory(AllGather(TopK(0.1)), codec=Identity())",
     )
 
-    inner: Reducer = param(doc="what sends")
-    codec: Compressor = param(doc="of the residual: fewer bits => less memory, more is lost", factory=BF16)
+    inner: Reducer = param(doc="the reducer that sends")
+    codec: Compressor = param(doc="codec of the residual: fewer bits => less memory, more is lost", factory=BF16)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,12 +61,12 @@ class LowMemory(Memory):
             )
 
     def loses(self, workers: int) -> float:
-        """What the codec rounds away, beside what ``inner`` loses; all of it, where the codec promises nothing."""
+        """The codec's error in addition to the loss of ``inner``; everything, if the codec guarantees no bound."""
         error = self.codec.traits().error
         return self.inner.loses(workers) + (1.0 if error is None else error)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """The code of zeros, tensor by tensor, because blocks of a code must not reach into the next tensor."""
+        """An encoded residual of zeros for each tensor, as a codec's blocks must not span two tensors."""
         codec, tensors = self.codec.init(layout, layout.seed), {}
         for name, size in zip(layout.names, layout.sizes, strict=True):
             payload = self.codec.encode(torch.zeros(size, device=layout.device), codec)
@@ -74,7 +74,7 @@ class LowMemory(Memory):
         return {"tensors": tensors, "codec": codec, "inner": self.inner.init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """As ErrorFeedback, with the total in a buffer that all buckets share."""
+        """Error feedback with the total in a buffer that all buckets share."""
         x, layout, buffers = added(x), step.layout, Buffers.of(comm)
         buffer = buffers.borrow(layout.numel, x.device)
         total = buffer[: layout.numel].copy_(x)
@@ -87,19 +87,19 @@ class LowMemory(Memory):
                 self._keep(memory, part, state["codec"])
             buffers.give_back(buffer)
             if out is not x:
-                x.zero_()  # all of it is sent, remembered or rounded away
+                x.zero_()  # all of it was sent, is in the residual, or was rounded away
             return finite
 
         return finish
 
     def residual(self, layout: Layout, state: State) -> Tensor | None:
-        """The residual, decoded."""
+        """The decoded residual."""
         total = scratch(state, "decoded", layout.numel, torch.float32, layout.device).zero_()
         self._add_residual(layout, total, state)
         return total
 
     def clear(self, layout: Layout, state: State) -> None:
-        """Stages the code of zeros."""
+        """Stage an encoded residual of zeros."""
         for memory, size in zip(state["tensors"].values(), layout.sizes, strict=True):
             self._keep(memory, torch.zeros(size, device=layout.device), state["codec"])
         self.inner.clear(layout, state["inner"])
@@ -111,7 +111,7 @@ class LowMemory(Memory):
             accumulate(self.codec, Payload(body, part.numel(), meta), part)
 
     def _keep(self, memory: State, rest: Tensor, codec: State) -> None:
-        """The code of the step before last is overwritten by this one: two that are swapped, and no third."""
+        """Stage the encoded rest in the back buffer, which holds the residual of the step before last."""
         Payload.lend(back_buffer(memory, "frame"), codec)
         payload = self.codec.encode(rest, codec)
         stage(memory, meta=list(payload.meta), frame=payload.frame())

@@ -1,4 +1,4 @@
-"""MomentumCorrection: momentum before sending, so that what is late has the momentum it would have had.
+"""MomentumCorrection: apply momentum before sending, so that delayed gradients have the right momentum.
 
 Lin et al., "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018.
 """
@@ -31,7 +31,7 @@ from tersegrad.core import (
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Memory):
-    """Accumulates velocities instead of gradients, sends of the sum what ``inner`` sends, and remembers the rest.
+    """Error feedback on velocities instead of gradients: momentum is applied on each worker, before sending.
 
     u = momentum * u + gradient;  v = v + u;  out, v = inner(v);  u = 0 wherever something of v was sent (masking)
 
@@ -43,14 +43,14 @@ class MomentumCorrection(Memory):
         "MomentumCorrection(Ring(BF16()), momentum=0.3, nesterov=True, clip=1000000.0)",
     )
 
-    inner: Reducer = param(doc="what sends")
+    inner: Reducer = param(doc="the reducer that sends")
     momentum: float = param(
         0.9, "higher => a longer memory; every gradient is applied 1 / (1 - momentum) times in the end"
     )
     nesterov: bool = param(False, "True: v = v + gradient + momentum * u")
-    masking: bool = param(True, "False: velocity lives on where something was sent, and stale momentum with it")
+    masking: bool = param(True, "False: keep the velocity, and with it stale momentum, of elements that were sent")
     clip: float | None = param(
-        None, "each tensor's local gradient is scaled down to norm clip / sqrt(workers); lower => calmer"
+        None, "each tensor's local gradient is scaled down to norm clip / sqrt(workers); None: no clipping"
     )
 
     def __post_init__(self) -> None:
@@ -64,15 +64,14 @@ class MomentumCorrection(Memory):
             raise ValueError(f"MomentumCorrection(clip={self.clip!r}): a norm above 0, or None to clip nothing.")
 
     def needs(self) -> Needs:
-        """Momentum is applied here."""
+        """The optimizer must have no momentum: it is applied here."""
         return Needs(no_momentum=self.momentum > 0)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """At rest, and no residual yet."""
         return {"velocity": layout.zeros(), **super().init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """What ``inner`` leaves of the total is the next residual, and says where the velocity ends."""
+        """The unsent part of the total becomes the residual; with masking, the velocity of the sent part is reset."""
         x = added(x)
         if self.clip is not None:
             _clip(x, step.layout, self.clip / math.sqrt(comm.size))
@@ -88,13 +87,13 @@ class MomentumCorrection(Memory):
                 kernel.mask_sent(velocity, residual, total, *how, next_velocity)
             stage(state, velocity=next_velocity, residual=total)
             if out is not x:
-                x.zero_()  # all of it is sent or remembered
+                x.zero_()  # all of it was sent or is in the residual
             return finite
 
         return finish
 
     def clear(self, layout: Layout, state: State) -> None:
-        """As the residual is sent everywhere, masking ends the velocity everywhere."""
+        """Stage a zero residual; with masking also a zero velocity, as if everything had been sent."""
         super().clear(layout, state)
         if self.masking:
             stage(state, velocity=back_buffer(state, "velocity").zero_())
@@ -102,7 +101,7 @@ class MomentumCorrection(Memory):
 
 @contribution.register
 def _contribution(reducer: MomentumCorrection, layout: Layout, state: State, x: Tensor, workers: int) -> Tensor:
-    """What is added to v: the velocity, or Nesterov's."""
+    """What this step adds to v: the velocity, or Nesterov's variant of it."""
     x = x.clone()
     if reducer.clip is not None:
         _clip(x, layout, reducer.clip / math.sqrt(workers))
@@ -117,7 +116,7 @@ def _is_number(value: object) -> bool:
 
 
 def _clip(x: Tensor, layout: Layout, limit: float) -> None:
-    """Scales every tensor down to a norm of at most ``limit``, in place; what is not finite stays so."""
+    """Scale every tensor down to a norm of at most ``limit``, in place; non-finite tensors stay non-finite."""
     for tensor in x.split(layout.sizes):
         (squares,) = kernels.read(kernels.on(x).moments(tensor).squares)
         norm = math.sqrt(squares)

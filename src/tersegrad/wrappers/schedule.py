@@ -1,4 +1,4 @@
-"""Schedule: one number of a spec changes as training goes on, by the step or by the learning rate."""
+"""Schedule: change one number of a spec during training, by the step or by the learning rate."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -28,13 +28,13 @@ LAWS = ("steps", "drops", "smoothness")
 
 @dataclass(frozen=True, repr=False)
 class Schedule(Wrapper):
-    """Runs ``inner`` with its ``field`` set anew at each step. One of three laws says to what.
+    """Runs ``inner`` with its ``field`` set at each step, by one of three laws: steps, drops or smoothness.
 
     steps: the value from a step on; {0: 0.9, 3000: 0.0} is 0.9, and 0 from step 3000 on.
     drops: the value once the learning rate is at most a share of the highest so far; {1.0: 0.9, 0.5: 0.0} is 0.9 until
     the learning rate has halved, and 0 then.
-    smoothness: theta^2 = L * (learning rate), theta being the share that is dropped, at most what ``inner`` says. A
-    ``ratio`` is a share that is kept, and becomes 1 - theta, at least what ``inner`` says.
+    smoothness: theta^2 = L * (learning rate), where theta is the share that is dropped, at most the value in ``inner``.
+    A ``ratio`` is a share that is kept: it becomes 1 - theta, at least the value in ``inner``.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -43,10 +43,10 @@ class Schedule(Wrapper):
         "Schedule(AllGather(TopK(0.1)), 'ratio', smoothness=7.5)",
     )
 
-    inner: Reducer = param(doc="what is run")
+    inner: Reducer = param(doc="the reducer that is run")
     field: str = param(doc='the name of a number in ``inner``: "theta", "ratio", "alpha", ...')
-    steps: dict[int, float] | None = param(None, "from which step on, which value")
-    drops: dict[float, float] | None = param(None, "at which share of the highest learning rate, which value")
+    steps: dict[int, float] | None = param(None, "first step -> value")
+    drops: dict[float, float] | None = param(None, "share of the highest learning rate -> value from there down")
     smoothness: float | None = param(None, "the L of theta^2 = L * (learning rate); higher => drops more")
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Schedule(Wrapper):
         self._require_table("drops", first=1.0)
         self._own_value()
         for value in (self.steps or self.drops or {}).values():
-            self._inner_with(value)  # a value that inner refuses is refused here, not at step 3000
+            self._inner_with(value)  # a value that inner rejects is an error now, not at step 3000
 
     def _require_table(self, name: str, first: float) -> None:
         table = getattr(self, name)
@@ -76,11 +76,10 @@ class Schedule(Wrapper):
             )
 
     def needs(self) -> Needs:
-        """Two of the laws follow the learning rate."""
+        """The learning rate, for two of the laws."""
         return Needs(lr=self.steps is None)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """The beginning of the schedule."""
         return {"position": 0, "highest_lr": 0.0, **super().init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
@@ -91,7 +90,7 @@ class Schedule(Wrapper):
         return now.start(step, x, out, state["inner"], comm)
 
     def active(self, state: State | None, number: int) -> Reducer:
-        """``inner`` with the last value of a table by steps, once that is reached; the other laws go on for ever."""
+        """``inner`` with the last value of ``steps`` once that is reached; the other laws never end."""
         position = number if state is None else state["position"]
         if self.steps is None or position < max(self.steps):
             return super().active(state, number)
@@ -109,7 +108,7 @@ class Schedule(Wrapper):
             return self.steps[max(begin for begin in self.steps if begin <= step)]
         if lr is None:
             raise ValueError(
-                f"{self!r} follows the learning rate, and nobody says what it is. "
+                f"{self!r} depends on the learning rate, which is not known. "
                 "Write attach(model, ..., optimizer=optimizer)."
             )
         if self.drops is not None:
@@ -120,7 +119,7 @@ class Schedule(Wrapper):
         return max(own, 1.0 - theta) if self.field == "ratio" else min(own, theta)
 
     def _own_value(self) -> float:
-        """The field's value in ``inner``, where it must be there once."""
+        """The field's value in ``inner``, which must have exactly one such field."""
         found = [getattr(spec, self.field) for spec in self.inner.walk() if self.field in _numbers(spec)]
         if len(found) != 1:
             known = sorted({name for spec in self.inner.walk() for name in _numbers(spec)})
@@ -135,7 +134,7 @@ class Schedule(Wrapper):
         return {}
 
     def _inner_with(self, value: float) -> Reducer:
-        """``inner`` with another value; the few that a table has are made once."""
+        """``inner`` with another value; those of a table are cached."""
         if value in self._variants:
             return self._variants[value]
         changed = _with(self.inner, self.field, value)
@@ -147,7 +146,7 @@ class Schedule(Wrapper):
 
 @phases.register
 def _phases(reducer: Schedule) -> list[Reducer]:
-    """Every value of a table; both ends of a law without one."""
+    """Every value of a table; without a table, both ends of the range."""
     table = reducer.steps or reducer.drops
     variants = [reducer._inner_with(value) for value in table.values()] if table else [reducer.inner]
     return [phase for variant in variants for phase in phases(variant)]
@@ -160,7 +159,7 @@ def _numbers(spec: Spec) -> list[str]:
 
 
 def _with(spec: Any, field: str, value: float) -> Any:
-    """The same spec, with another value wherever a spec in it has this number."""
+    """The same spec, with another value in every nested spec that has this field."""
     if isinstance(spec, dict):
         return {key: _with(child, field, value) for key, child in spec.items()}
     if not isinstance(spec, Spec):

@@ -1,4 +1,4 @@
-"""StepAhead: gradients are taken where the parameters would be if the residual had been applied.
+"""StepAhead: evaluate gradients at the weights that applying the residual would lead to.
 
 Xu, Huo, Huang, "Step-ahead error feedback for distributed training with compressed gradient", AAAI 2021.
 """
@@ -14,17 +14,15 @@ from tersegrad.core import Needs, Reducer, Wrapper, param, phases, remembers
 class StepAhead(Wrapper):
     """Forward and backward run at w - by * (learning rate) * residual; the host shifts the weights.
 
-    What is sent, remembered and applied is what ``inner`` makes of those gradients; the optimizer gets w back as it
-    was. Until the residual is sent, every new gradient would otherwise repeat the same correction, so that the update
-    overshoots when it finally arrives. For ``torch.optim.SGD``, whose step is (learning rate) * gradient.
+    ``inner`` reduces those gradients as usual, and w is restored before the optimizer's step. Without the shift every
+    new gradient repeats the same correction until the residual is sent, so that the update overshoots when it finally
+    arrives. For ``torch.optim.SGD`` only, whose step is (learning rate) * gradient.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("StepAhead(ErrorFeedback(AllGather(TopK(0.1))))",)
 
-    inner: Reducer = param(doc="what sends, and remembers what it has not sent")
-    by: float = param(
-        1.0, "learning rates to step ahead; 0: not at all, higher => workers drift further from one another"
-    )
+    inner: Reducer = param(doc="the reducer that sends, with a residual")
+    by: float = param(1.0, "shift in learning rates; 0: no shift, higher => weights differ more between workers")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,12 +33,12 @@ class StepAhead(Wrapper):
             raise ValueError(f"StepAhead({self.inner!r}): twice ahead. Write StepAhead(..., by=2.0) around the rest.")
         if not remembers(self.inner):
             raise ValueError(
-                f"StepAhead({self.inner!r}): nothing in it remembers what was not sent, so there is nothing to step "
+                f"StepAhead({self.inner!r}): nothing in it keeps a residual, so there is nothing to step "
                 f"ahead by. Write StepAhead(ErrorFeedback({self.inner!r}))."
             )
 
     def needs(self) -> Needs:
-        """Shifted weights, and the learning rate that they are shifted by."""
+        """Shifted weights, and the learning rate that scales the shift."""
         return Needs(lr=True, lookahead=self.by)
 
 

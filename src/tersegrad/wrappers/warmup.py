@@ -1,4 +1,4 @@
-"""Warmup: the first steps of training go another way, usually uncompressed."""
+"""Warmup: another reducer for the first steps of training, usually an uncompressed one."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,16 +26,16 @@ from tersegrad.reducers.dense import Dense
 
 @dataclass(frozen=True, repr=False)
 class Warmup(Wrapper):
-    """The first ``steps`` steps by ``first``, all others by ``inner``; early gradients change fast and stale ones hurt.
+    """Uses ``first`` for the first ``steps`` steps, then ``inner``: early gradients change fast, and delay hurts.
 
     Steps that are rolled back (NaN) do not count. For a ratio that shrinks step by step see Schedule.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("Warmup(ErrorFeedback(AllGather(TopK(0.1))), steps=2)",)
 
-    inner: Reducer = param(doc="for the rest of training")
-    steps: int = param(100, "higher => safer, more bytes")
-    first: Reducer = param(doc="for the beginning", factory=Dense)
+    inner: Reducer = param(doc="reducer for the rest of training")
+    steps: int = param(100, "length of the warm-up; higher => safer, more bytes")
+    first: Reducer = param(doc="reducer for the first steps", factory=Dense)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,20 +44,20 @@ class Warmup(Wrapper):
             raise ValueError(f"Warmup(steps={self.steps!r}): a whole number of steps, 0 or more.")
         if remembers(self.first):
             raise ValueError(
-                f"Warmup(first={self.first!r}): what it still remembers when the warm-up ends would be lost. "
+                f"Warmup(first={self.first!r}): its residual at the end of the warm-up would be lost. "
                 "Write one without a memory, e.g. first=AllReduce(BF16())."
             )
 
     def loses(self, workers: int) -> float:
-        """As the one of the two that loses more."""
+        """The larger loss of the two."""
         return max(self.inner.loses(workers), self.first.loses(workers))
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """Both, and where training is."""
+        """The states of both, and the number of steps so far."""
         return {"position": 0, "first": self.first.init(layout, comm), **super().init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """By the one whose time it is."""
+        """``first`` during the warm-up, ``inner`` after it."""
         if state["position"] >= self.steps:
             return super().start(step, x, out, state, comm)
         stage(state, position=state["position"] + 1)

@@ -18,22 +18,22 @@ from tersegrad.compressors.sidco import SIDCo
 from tersegrad.compressors.topk import TopK
 from tersegrad.core import Compressor, Layout, Payload, State, Transformed, param, report, scratch
 
-ROW = 32, 8192  # a piece of whole rows is between these lengths
-NO_ROWS = 64  # the length of pieces where a tensor has no rows, or rows that no fast length fits
+ROW = 32, 8192  # shortest and longest piece of whole rows
+NO_ROWS = 64  # length of pieces if a tensor has no rows, or no fast length fits its rows
 
 
 @dataclass(frozen=True, repr=False)
 class FFT(Selective, Transformed):
     """Sends the k = max(1, round((1 - theta) * bins)) bins of largest magnitude of the Fourier transform.
 
-    The vector is cut into pieces of a fast length, and each is transformed by itself: n elements have n/2 bins of two
-    numbers (``fourier.py``). Payloads are summed as spectra, and one inverse transform gives their mean.
+    The vector is split into pieces of a fast length, and each piece is transformed separately: n elements have n/2 bins
+    of two numbers (``fourier.py``). Payloads are summed as spectra, and one inverse transform gives their mean.
 
-    ``chunk="row"``: a piece is one filter of a convolution or one row of a matrix. Rows that are too short are taken
-    together, rows that are too long are divided. A vector is cut at every 64th element.
+    ``chunk="row"``: a piece is one filter of a convolution or one row of a matrix. Short rows are combined, long rows
+    are divided. A tensor without rows is split into pieces of 64 elements.
 
-    ``order="channels_last"`` reads a filter of shape (channels, height, width) as (height, width, channels): the
-    channels of one position are neighbours then. It needs whole filters; matrices and vectors stay as they are.
+    ``order="channels_last"`` reads a filter of shape (channels, height, width) as (height, width, channels), so that
+    the channels of one position are neighbours. It needs whole filters; matrices and vectors keep their order.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -42,17 +42,17 @@ class FFT(Selective, Transformed):
         "FFT(0.9, select='sidco', order='channels_last')",
     )
 
-    theta: float = param(0.85, "fraction of bins left out: higher => fewer bytes, coarser")
-    values: Compressor = param(doc="codec of the numbers sent, two a bin", factory=lambda: RangeFloat(bits=10))
-    chunk: int | str = param("row", 'length of the pieces: "row", or a number; longer => blurs what differs in scale')
-    select: str = param("topk", 'exactly the largest bins: "topk"; or those above a fitted threshold: "sidco"')
-    order: str = param("natural", 'of a filter: as it lies in memory; "channels_last": one position after the other')
+    theta: float = param(0.85, "fraction of bins not sent: higher => fewer bytes, coarser")
+    values: Compressor = param(doc="codec of the numbers sent, two per bin", factory=lambda: RangeFloat(bits=10))
+    chunk: int | str = param("row", 'length of the pieces: "row", or a number; longer => blurs differences in scale')
+    select: str = param("topk", '"topk": exactly the largest bins; "sidco": those above a fitted threshold')
+    order: str = param("natural", 'of a filter: "natural", as in memory; "channels_last": position by position')
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.theta, bool) or not isinstance(self.theta, int | float) or not 0 <= self.theta < 1:
             raise ValueError(
-                f"FFT(theta={self.theta!r}): the fraction of bins left out is at least 0 and below 1. Write e.g. 0.85."
+                f"FFT(theta={self.theta!r}): the fraction of bins not sent is at least 0 and below 1. Write e.g. 0.85."
             )
         if self.select not in ("topk", "sidco"):
             raise ValueError(f"FFT(select={self.select!r}): write 'topk' or 'sidco'.")
@@ -65,7 +65,7 @@ class FFT(Selective, Transformed):
             return
         if self.order != "natural":
             raise ValueError(
-                f"FFT(chunk={self.chunk!r}, order={self.order!r}): only whole filters can be turned. Write chunk='row'."
+                f"FFT(chunk={self.chunk!r}, order={self.order!r}): only whole filters are reordered. Write chunk='row'."
             )
         if type(self.chunk) is not int or not 2 <= self.chunk <= fourier.LONGEST:
             raise ValueError(
@@ -83,7 +83,7 @@ class FFT(Selective, Transformed):
         return SIDCo(ratio) if self.select == "sidco" else TopK(ratio)
 
     def init(self, layout: Layout, seed: int) -> State:
-        """States of selector and value codec; and the shapes, of which pieces of whole rows are cut."""
+        """The states of selector and value codec, and the shapes that determine the pieces."""
         shapes = zip(layout.names, layout.shapes, strict=True)
         return {
             **super().init(layout, seed),
@@ -92,7 +92,7 @@ class FFT(Selective, Transformed):
         }
 
     def _runs(self, numel: int, state: State) -> list[fourier.Run]:
-        """How the vector is cut; the same for all workers."""
+        """How the vector is split; the same on all workers."""
         runs: list[fourier.Run] | None = state.get("_runs")
         if runs is None:
             if isinstance(self.chunk, int):
@@ -104,7 +104,6 @@ class FFT(Selective, Transformed):
         return runs
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Transform, select, pack."""
         require_int32(x)
         numel, bins = x.numel(), -(-x.numel() // 2)
         spectrum = scratch(state, "domain", self.domain(numel), torch.float32, x.device)
@@ -119,7 +118,7 @@ class FFT(Selective, Transformed):
         return self._pack(chosen, self.values.encode(picked, state["values"]), numel, state, universe=bins)
 
     def domain(self, numel: int) -> int:
-        """Two numbers a bin."""
+        """Two numbers per bin."""
         return numel + numel % 2
 
     def inverse(self, acc: Tensor, out: Tensor, state: State, subtract: bool = False) -> None:
@@ -127,13 +126,13 @@ class FFT(Selective, Transformed):
         fourier.inverse(acc, self._runs(out.numel(), state), out, subtract)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc[bins] += scale * values``, O(number sent); everything is checked before ``acc`` is touched."""
+        """``acc[bins] += scale * values``, O(number sent); the whole payload is checked before ``acc`` changes."""
         chosen, values = self._unpack(payload, acc.numel() // 2, each=2)
         kernels.on(acc).scatter_add_pairs(acc, chosen, values, scale)
 
 
 def piece_of_rows(row: int) -> int:
-    """A fast length that is a row, or a few together, or an equal part of one; 0 if there is none.
+    """A fast length that is a row, a few rows, or an equal part of a row; 0 if there is none.
 
     >>> piece_of_rows(576), piece_of_rows(27), piece_of_rows(25088), piece_of_rows(1499)
     (576, 54, 6272, 0)
@@ -148,9 +147,9 @@ def piece_of_rows(row: int) -> int:
 
 
 def split_rows(shapes: list[list[int]], turn: bool) -> list[fourier.Run]:
-    """Each tensor in pieces of its own rows; neighbours without rows (biases, norms) in common ones.
+    """Split each tensor into pieces of its own rows; neighbours without rows (biases, norms) share pieces.
 
-    Cuts lie at even places: in a bucket where a tensor begins at an odd one, its pieces begin one element before.
+    Pieces begin at even positions: those of a tensor that begins at an odd position begin one element earlier.
 
     >>> [(run.start, run.pieces, run.length) for run in split_rows([[20], [3], [64, 16, 3, 3]], turn=False)]
     [(0, 1, 22), (22, 64, 144), (9238, 1, 2)]

@@ -1,11 +1,11 @@
-"""The Fourier transform of a real vector in pieces of a fast length: n numbers become n numbers, two a bin.
+"""The Fourier transform of a real vector in pieces of a fast length: n numbers become n numbers, two per bin.
 
-Every piece has an even length L and L/2 bins (``kernels.reference.spectrum``); a vector of odd length is taken with a
-zero at its end. The transform is a rotation: an error is as large in the vector as it is in the bins.
+Every piece has an even length L and L/2 bins (``kernels.reference.spectrum``); a vector of odd length is padded with a
+zero. The transform is orthogonal: an error has the same norm in the vector as in the bins.
 
 Pieces are transformed in blocks that stay in the cache. The largest number of a block decides whether its squares and
-sums are safe in float32; where they are not, the block is brought near one by a power of two and taken back afterwards.
-What no float32 holds (a bin can be sqrt(L) times as large as the largest element) is saturated at 2^127.
+sums are safe in float32; if not, the block is scaled near one by a power of two, and scaled back afterwards. Results
+beyond float32 (a bin can be sqrt(L) times as large as the largest element) are saturated at 2^127.
 """
 
 import math
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tersegrad import kernels
 
-PRIMES = (2, 3, 5, 7, 11, 13)  # a length made of these is fast
-LONGEST = 1 << 20  # of a piece: a block is at least one piece, and shall be small beside a gradient
+PRIMES = (2, 3, 5, 7, 11, 13)  # a product of these is a fast length
+LONGEST = 1 << 20  # piece: a block is at least one piece, and should be small compared with a gradient
 BLOCK = 1 << 17  # elements transformed at a time
-SAFE = (2.0**-40, 2.0**60)  # a block whose largest number lies between these needs no care
+SAFE = (2.0**-40, 2.0**60)  # a block whose largest number lies between these needs no scaling
 LIMIT = 2.0**127  # the largest number that comes out of a transform
 
 
@@ -39,7 +39,7 @@ def is_fast(length: int) -> bool:
 
 
 def fast_at_most(length: int) -> int:
-    """The longest fast length that is not longer than this.
+    """The longest fast length that is at most this.
 
     >>> fast_at_most(511), fast_at_most(3)
     (504, 2)
@@ -54,20 +54,20 @@ def fast_at_most(length: int) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring pieces of one length, each read with the last of two axes first (``positions``), or as it is."""
+    """Consecutive pieces of one length; with ``positions`` > 1 each is a matrix that is read column by column."""
 
-    start: int  # the first element
+    start: int  # first element
     pieces: int
-    length: int  # of each
-    positions: int = 1  # a piece is a matrix of so many columns, which are strung together: column by column
+    length: int  # of each piece
+    positions: int = 1  # columns of a piece seen as a matrix
 
     @property
     def stop(self) -> int:
-        """The element after the last."""
+        """The position after the last element."""
         return self.start + self.pieces * self.length
 
     def blocks(self) -> "Iterator[Run]":
-        """The same in runs of about ``BLOCK`` elements."""
+        """The same pieces in runs of about ``BLOCK`` elements."""
         most = max(1, BLOCK // self.length)
         for first in range(0, self.pieces, most):
             pieces = min(most, self.pieces - first)
@@ -94,7 +94,7 @@ def split_pieces(start: int, stop: int, length: int, positions: int = 1) -> list
 
 
 def forward(x: Tensor, runs: list[Run], bins: Tensor, magnitudes: Tensor) -> bool:
-    """The bins of ``x`` and their magnitudes; False, and nothing of use, if ``x`` is not finite."""
+    """Write the bins of ``x`` and their magnitudes; False, and both are unspecified, if ``x`` is non-finite."""
     for run in runs:
         for block in run.blocks():
             part = slice(block.start, block.stop), slice(block.start // 2, block.stop // 2)
@@ -104,7 +104,7 @@ def forward(x: Tensor, runs: list[Run], bins: Tensor, magnitudes: Tensor) -> boo
 
 
 def inverse(bins: Tensor, runs: list[Run], out: Tensor, subtract: bool = False) -> None:
-    """``out`` becomes the vector of these bins; or loses it. ``out`` may be the very memory of ``bins``."""
+    """``out =`` (or ``out -=``) the vector of these bins. ``out`` may be the memory of ``bins``."""
     for run in runs:
         for block in run.blocks():
             _write(_inverse(bins[block.start : block.stop], block), block, out, subtract)
@@ -113,7 +113,7 @@ def inverse(bins: Tensor, runs: list[Run], out: Tensor, subtract: bool = False) 
 def _forward(pieces: Tensor, bins: Tensor, magnitudes: Tensor) -> bool:
     kernel = kernels.on(pieces)
     kernel.fold(torch.fft.rfft(pieces, norm="ortho"), bins, magnitudes)
-    largest = kernel.abs_max(bins)  # not of the magnitudes: they may be zero by underflow
+    largest = kernel.abs_max(bins)  # not of the magnitudes, which may underflow to zero
     if largest == 0 or SAFE[0] <= largest <= SAFE[1]:
         return True
     largest = kernel.abs_max(pieces.reshape(-1))
@@ -144,7 +144,7 @@ def _irfft(half: Tensor, length: int) -> Tensor:
 
 
 def _shifted(x: Tensor, exponent: int) -> Tensor:
-    """``x * 2**exponent`` in place; in two steps, as the power alone may be beyond float32."""
+    """``x * 2**exponent`` in place; in two steps, as the power alone may overflow float32."""
     half = exponent // 2
     return x.mul_(2.0**half).mul_(2.0 ** (exponent - half))
 

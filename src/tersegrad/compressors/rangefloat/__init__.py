@@ -1,4 +1,4 @@
-"""RangeFloat: N bits an element, as floats that spend no code outside the range of the vector.
+"""RangeFloat: floats of N bits that spend no code outside the range of the vector.
 
 Wang et al., "FFT-based gradient sparsification for the distributed training of deep neural networks", HPDC 2020.
 Meta: the layout of the codes (9 bytes). Body: ceil(N * n / 8) bytes of codes.
@@ -17,7 +17,7 @@ from tersegrad.core import Compressor, Layout, Payload, State, param, stage
 from tersegrad.kernels.ops import packed_nbytes
 
 TUNE_EVERY = 64  # encodings between two choices of the mantissa
-MOVED = 2.0  # factor in the largest magnitude that calls for another choice at once
+MOVED = 2.0  # change of the largest magnitude, as a factor, that triggers another choice at once
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -26,11 +26,11 @@ class RangeFloat(Compressor):
     """Floats of ``bits`` bits between ``low`` and ``high``, zero included (``codes.py``).
 
     With m mantissa bits and x within the range, the error of a magnitude from eps on is below 2^-m of it (truncate) or
-    at most 2^-(m+1) (nearest); below eps it is at most eps, or eps / 2. What is beyond the range becomes its end.
+    at most 2^-(m+1) (nearest); below eps it is at most eps, or eps / 2. Numbers outside the range are clamped.
 
-    A range that is not given is [-max|x|, max|x|], anew for every vector. A mantissa that is not given is the one with
-    the smallest squared error on a sample of the vector. It is chosen on the first vector, and again every 64 vectors
-    or when max|x| has moved by a factor of two since.
+    The default range is [-max|x|, max|x|] of each vector. The default mantissa is the one with the smallest squared
+    error on a sample of the vector. It is chosen on the first vector, and again every 64 vectors or when max|x| has
+    changed by a factor of two since.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -41,12 +41,12 @@ class RangeFloat(Compressor):
         "TopK(0.1, values=RangeFloat(8))",
     )
 
-    bits: int = param(8, "of an element, 2 to 16: fewer => fewer bytes, coarser")
-    mantissa: int | None = param(None, "more => finer steps over fewer powers of two; None: chosen by measuring")
-    low: float | None = param(None, "what is less becomes this; None: the opposite of high, or as the vector is")
-    high: float | None = param(None, "what is more becomes this; None: the opposite of low, or as the vector is")
+    bits: int = param(8, "bits per element, 2 to 16: fewer => fewer bytes, coarser")
+    mantissa: int | None = param(None, "bits: more => finer steps over fewer powers of two; None: chosen on a sample")
+    low: float | None = param(None, "lower bound; None: -high, or that of each vector")
+    high: float | None = param(None, "upper bound; None: -low, or that of each vector")
     rounding: str = param(
-        "nearest", 'or "truncate", as in the paper: towards zero, which shrinks all magnitudes a little'
+        "nearest", '"nearest"; or "truncate", as in the paper: towards zero, which shrinks all magnitudes a little'
     )
 
     def __post_init__(self) -> None:
@@ -83,18 +83,17 @@ class RangeFloat(Compressor):
 
     @property
     def _range(self) -> tuple[float, float] | None:
-        """The range, if it was given; an end that was not is the opposite of the other."""
+        """The given range, if any; a missing end is the opposite of the other."""
         low, high = self.low, self.high
         if low is None:
             return None if high is None else (-high, high)
         return low, -low if high is None else high
 
     def init(self, layout: Layout, seed: int) -> State:
-        """No mantissa chosen yet."""
         return {} if self.mantissa is not None else {"mantissa": 0, "calls": 0, "tuned_at": 0.0}
 
     def encode(self, x: Tensor, state: State) -> Payload:
-        """Look for the range unless all is given, then code."""
+        """Determine the range and the mantissa unless they are given, then encode."""
         layout = self._layout(x, state)
         if layout is not None:
             nbytes, meta = packed_nbytes(x.numel(), self.bits), codes.layout_meta(layout)
@@ -104,7 +103,7 @@ class RangeFloat(Compressor):
         return Payload.nonfinite(x.numel(), state, x.device)
 
     def _layout(self, x: Tensor, state: State) -> codes.Layout | None:
-        """None if ``x`` is seen not to be finite."""
+        """The layout for this vector; None if ``x`` is found to be non-finite."""
         ends = self._range
         if ends is not None and self.mantissa is not None:
             return codes.fit(self.bits, self.mantissa, *ends, self._nearest)
@@ -124,5 +123,5 @@ class RangeFloat(Compressor):
         return int(mantissa)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
-        """``acc += scale * x``; any codes are legal, the layout is checked."""
+        """``acc += scale * x``; any code is valid, the layout is checked."""
         codes.decode_add(codes.read_layout(payload.meta, self.bits), payload.body, acc, scale)

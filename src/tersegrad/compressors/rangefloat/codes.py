@@ -4,7 +4,8 @@ Wang et al., "FFT-based gradient sparsification for the distributed training of 
 ``kernels.reference.range_float`` defines codes and rounding.
 
 A layout is given by the bits N of a code, the bits m of a mantissa and a range. The numbers at the ends of the range,
-cut to m mantissa bits, are steps t_high and t_low of the float32 pattern; from eps = base << (23 - m) on, there are
+truncated to m mantissa bits, are steps t_high and t_low of the float32 pattern. From eps = base << (23 - m) on, the
+counts of codes are
 
     positives = t_high - base + 1,   negatives = t_low - base + 1,   positives + negatives <= 2^N - 1
 
@@ -22,15 +23,15 @@ from tersegrad.kernels.ops import INF_BITS, Layout, bits_of, packed_nbytes
 
 __all__ = ["HEADER", "Layout", "best_mantissa", "decode_add", "encode", "fit", "layout_meta", "read_layout", "with_eps"]
 
-HEADER = struct.Struct("<IHHB")  # base, positives, negatives, mantissa: a body decodes with no other knowledge
+HEADER = struct.Struct("<IHHB")  # base, positives, negatives, mantissa: all that decoding needs
 SAMPLE = 1 << 14  # elements that are enough to compare mantissas on
-LARGEST = 1 << 10  # of them, the largest of the vector
+LARGEST = 1 << 10  # how many of them are the largest of the vector
 
 
 def fit(bits: int, mantissa: int, low: float, high: float, nearest: bool = False) -> Layout:
-    """The layout with the smallest eps that reaches from ``low`` to ``high``; its ends are cut (or rounded).
+    """The layout with the smallest eps that reaches from ``low`` to ``high``; its ends are truncated (or rounded).
 
-    Float32 has no magnitude below 1e-45: where a range would go deeper, codes stay unused.
+    Float32 has no magnitude below 1e-45: if a range would go lower, codes stay unused.
 
     >>> fit(8, 3, -1.0, 1.0)
     Layout(bits=8, mantissa=3, base=890, positives=127, negatives=127)
@@ -50,7 +51,7 @@ def fit(bits: int, mantissa: int, low: float, high: float, nearest: bool = False
 
 
 def with_eps(bits: int, mantissa: int, low: float, high: float, eps: float) -> Layout:
-    """The layout with a given eps (cut to the mantissa); ValueError if there are too few codes for it.
+    """The layout with a given eps (truncated to the mantissa); ValueError if there are too few codes for it.
 
     >>> with_eps(8, 3, -2.0, 2.0, 0.125)
     Layout(bits=8, mantissa=3, base=992, positives=33, negatives=33)
@@ -64,21 +65,21 @@ def _counted(bits: int, mantissa: int, base: int, low: float, high: float, neare
 
 
 def _top(magnitude: float, mantissa: int, nearest: bool) -> int:
-    """How many steps of the float32 pattern a magnitude is above zero; never beyond the largest finite one."""
+    """Steps of the float32 pattern between zero and a magnitude, at most those to the largest finite number."""
     shift = 23 - mantissa
     return min(bits_of(magnitude) + (1 << shift - 1 if nearest else 0), INF_BITS - 1) >> shift
 
 
 def encode(x: Tensor, layout: Layout, nearest: bool, out: Tensor) -> bool:
-    """Write the codes to ``out``, which has ``packed_nbytes`` bytes; False if an element is not finite."""
+    """Write the codes to ``out``, which has ``packed_nbytes`` bytes; False if an element is non-finite."""
     return bool(kernels.on(x).range_encode(x, layout, nearest, out))
 
 
 def decode_add(layout: Layout, data: Tensor, acc: Tensor, scale: float) -> None:
-    """``acc += scale * decoded(data)``; ValueError before anything is added, if ``encode`` cannot have written this."""
+    """``acc += scale * decoded(data)``; ValueError, before anything is added, if the data is malformed."""
     nbytes = packed_nbytes(acc.numel(), layout.bits)
     if data.numel() != nbytes:
-        raise ValueError(f"{acc.numel()} range floats of {layout.bits} bits take {nbytes} bytes, {data.numel()} came.")
+        raise ValueError(f"{acc.numel()} range floats of {layout.bits} bits take {nbytes} bytes, got {data.numel()}.")
     kernels.on(acc).range_decode_add(data, layout, acc, scale)
 
 
@@ -88,9 +89,9 @@ def layout_meta(layout: Layout) -> bytes:
 
 
 def read_layout(meta: bytes, bits: int) -> Layout:
-    """What ``layout_meta`` wrote, checked."""
+    """The layout that ``layout_meta`` wrote; ValueError if it is malformed."""
     if len(meta) != HEADER.size:
-        raise ValueError(f"the layout of range floats takes {HEADER.size} bytes, {len(meta)} came.")
+        raise ValueError(f"the layout of range floats takes {HEADER.size} bytes, got {len(meta)}.")
     base, positives, negatives, mantissa = HEADER.unpack(meta)
     return Layout(bits, mantissa, base, positives, negatives).check()
 
@@ -98,7 +99,7 @@ def read_layout(meta: bytes, bits: int) -> Layout:
 def best_mantissa(x: Tensor, bits: int, low: float, high: float, nearest: bool) -> int:
     """The mantissa with the smallest squared error on (a sample of) ``x``; of equally good ones the shortest.
 
-    More mantissa bits are finer steps over fewer powers of two: large elements gain, small ones become zero.
+    More mantissa bits are finer steps over fewer powers of two: large elements gain precision, small ones become zero.
     """
     end = max(-low, high)
     sample, weights = _sample(x)
@@ -109,16 +110,16 @@ def best_mantissa(x: Tensor, bits: int, low: float, high: float, nearest: bool) 
         encode(sample, layout, nearest, data)
         rest = sample.clone()
         decode_add(layout, data, rest, -1.0)
-        return float(rest.div_(end).square_().dot(weights))  # in units of the range: no square is beyond float32
+        return float(rest.div_(end).square_().dot(weights))  # in units of the range: no square overflows float32
 
     return min(range(bits), key=error)
 
 
 def _sample(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Some elements, and how many of the vector each stands for.
+    """Some elements, and how many elements of the vector each stands for.
 
-    The largest are all there, as a few of them may hold most of the energy; the others are drawn from all over the
-    vector at no fixed distance, as weights have periods (rows, channels).
+    The largest are all included, as a few of them may have most of the energy; the others are drawn at random from the
+    whole vector, as a fixed stride would resonate with rows and channels.
     """
     n, kernel = x.numel(), kernels.on(x)
     if n <= SAMPLE:

@@ -1,4 +1,4 @@
-"""SIDCo: the elements above a threshold that comes out of a fitted law, at the price of a few passes over memory.
+"""SIDCo: the elements above a threshold from a fitted distribution, at the cost of a few passes over memory.
 
 Abdelmoniem et al., "An efficient statistical-based gradient compression technique for distributed training systems",
 MLSys 2021.
@@ -21,24 +21,24 @@ from tersegrad.core import Compressor, Layout, State, param, report, require_fra
 from tersegrad.kernels.ops import FLOAT32_MAX
 
 LAWS = ("exponential", "gamma", "pareto")
-ADAPT_EVERY = 5  # steps between two looks at the number of stages
-TOLERANCE = 0.2  # of the target; within it, the number of stages stays
-CAP = 1.0 + TOLERANCE  # times the target: no step sends more
-FEEDBACK = 0.5  # of a step's error (in logarithms) is made good in the next goal
+ADAPT_EVERY = 5  # steps between two adjustments of the number of stages
+TOLERANCE = 0.2  # relative to the target; within it, the number of stages is kept
+CAP = 1.0 + TOLERANCE  # times the target: the most that a step sends
+FEEDBACK = 0.5  # share of a step's error (in logarithms) that corrects the next goal
 REFINEMENTS = 4  # stages that one step may add to those planned
 GOAL_RANGE = 20.0  # the goal stays within this factor of the target
 
 
 @dataclass(frozen=True, repr=False)
 class SIDCo(Sparse):
-    """Sends what exceeds a threshold from a fitted law (exponential, gamma or Pareto) of the magnitudes.
+    """Sends the elements above a threshold from a distribution (exponential, gamma, Pareto) fitted to magnitudes.
 
     Stage 1 fits all n magnitudes and keeps ``first_ratio`` of them. Every later stage m of M fits the excess of the c
-    elements above the threshold before it, and keeps an equal share of what is left to do:
+    elements above the previous threshold, and all of these stages keep an equal share:
 
         eta_1 = F^-1(1 - first_ratio),  eta_m = eta_(m-1) + F_m^-1(1 - share_m),  share_m = (ratio n / c)^(1/(M-m+1))
 
-    If every fit is right, all later shares are the same, and first_ratio times their product is ``ratio``.
+    If every fit is exact, all later shares are the same, and first_ratio times their product is ``ratio``.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -47,12 +47,12 @@ class SIDCo(Sparse):
         "SIDCo(0.01, law='pareto', stages=3, values=BF16())",
     )
 
-    ratio: float = param(doc="fraction of elements sent on average: lower => fewer bytes, more left for later")
+    ratio: float = param(doc="fraction of elements sent on average: lower => fewer bytes, larger residual")
     law: str = param(
         "exponential",
-        'of the first stage: "exponential", "gamma" or "pareto"; later ones Pareto, if not exponential',
+        'of the first stage: "exponential", "gamma" or "pareto"; later stages are Pareto, or exponential if it is',
     )
-    stages: int | str = param("adaptive", 'more stages => a closer look at the tail, one more pass each; or "adaptive"')
+    stages: int | str = param("adaptive", 'more => a better fit of the tail, one more pass each; or "adaptive"')
     first_ratio: float = param(0.25, "fraction kept by the first of several stages")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
 
@@ -66,12 +66,11 @@ class SIDCo(Sparse):
             raise ValueError(f'SIDCo(stages={self.stages!r}): give a number from 1 on, or "adaptive".')
 
     def init(self, layout: Layout, seed: int) -> State:
-        """One stage, no correction, no history."""
         first = 1 if self.stages == "adaptive" else self.stages
         return {**super().init(layout, seed), "stages": first, "goal": 1.0, "calls": 0, "achieved": 0.0, "empty": 0}
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
-        """Fit, select, and learn from how many came through."""
+        """Fit, select, and adjust the controller by the count that passed."""
         target = self.ratio * x.numel()
         if not target:
             return scratch(state, "chosen", 0, torch.int32, x.device)
@@ -91,7 +90,7 @@ class SIDCo(Sparse):
         report(state, empty=empty)
         cap = math.ceil(CAP * target)
         if count < target / 2 and sample.tail(0.0).count > count:
-            return largest(x, max(1, round(target)), state)  # no law fits: a constant vector, a few spikes
+            return largest(x, max(1, round(target)), state)  # no distribution fits: a constant vector, a few spikes
         if count <= cap:
             return chosen[:count]
         if count > chosen.numel():
@@ -106,7 +105,7 @@ class SIDCo(Sparse):
         tail = sample.tail(0.0)
         if tail.count <= goal:
             return 0.0
-        ratio = goal / tail.count  # zeros are never sent: the law is that of the others
+        ratio = goal / tail.count  # zeros are never sent: the distribution is that of the others
         if ratio >= self.first_ratio or stages == 1:
             return self._first(sample, tail, ratio)
         threshold = self._first(sample, tail, self.first_ratio)
@@ -119,7 +118,7 @@ class SIDCo(Sparse):
         return threshold
 
     def _refined(self, sample: Sample, target: float, threshold: float) -> float:
-        """Further stages in the same step while the fit is off; the law of the last tail also leads back down."""
+        """Add stages in the same step while the count is off; the fit of the last tail may also lower the threshold."""
         for _ in range(REFINEMENTS):
             tail = sample.tail(threshold)
             if abs(tail.count / target - 1) <= TOLERANCE / 4:
@@ -146,9 +145,9 @@ class SIDCo(Sparse):
     # ---- the controller -----------------------------------------------------------------------------
 
     def _learn(self, sample: Sample, count: float, target: float, state: State) -> None:
-        """Corrects the goal at every step; every few steps, if still off, tries one stage more and one less.
+        """Correct the goal at every step; every few steps, if still off, try one stage more and one less.
 
-        It learns from what the planned stages would have sent, so that further ones become needless.
+        It uses the count that the planned stages alone would have sent, so that extra stages become unnecessary.
         """
         error = math.log(target / max(count, 0.1 * target))
         goal = min(max(state["goal"] * math.exp(FEEDBACK * error), 1 / GOAL_RANGE), GOAL_RANGE)
@@ -162,7 +161,7 @@ class SIDCo(Sparse):
         stage(state, goal=goal, stages=stages, calls=calls, achieved=achieved)
 
     def _best_stages(self, sample: Sample, target: float, stages: int) -> int:
-        """Of this number of stages, one less and one more: the one that comes closest to the target on this vector."""
+        """Of this number of stages, one less and one more: the one closest to the target on this vector."""
         most = max(1, math.ceil(math.log(self.ratio) / math.log(0.5)))
 
         def miss(candidate: int) -> float:

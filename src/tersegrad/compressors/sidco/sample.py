@@ -1,4 +1,4 @@
-"""The magnitudes of a vector, seen through sums over its tail."""
+"""Moments of the magnitudes of a vector above a threshold."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.core import State, scratch
 
-SAMPLE = 1 << 20  # elements that are enough to fit a law to
-SLICE = 1024  # neighbouring elements that a sample takes together
+SAMPLE = 1 << 20  # elements that are enough to fit a distribution to
+SLICE = 1024  # consecutive elements of a sample
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Tail:
 
 
 class Sample:
-    """The magnitudes of a vector, seen through sums: one pass for each threshold that is asked for.
+    """Moments of the magnitudes of a vector: one pass per threshold.
 
-    A vector much longer than ``SAMPLE`` is seen through evenly spaced slices of it, packed once per step. The
-    fitted moments lose a few tenths of a per cent by it, which the controller makes good; the passes become cheap.
+    Of a vector much longer than ``SAMPLE``, evenly spaced slices are packed once per step and used instead: passes
+    become cheap. The moments are then off by a few tenths of a per cent, which the controller corrects.
     """
 
     def __init__(self, x: Tensor, state: State):
@@ -54,7 +54,7 @@ def _packed_slices(x: Tensor, every: int, state: State) -> Tensor:
     """One of every ``every`` slices of the vector, in scratch; which one changes from step to step."""
     groups = x.numel() // (every * SLICE)
     group = torch.arange(groups, device=x.device)
-    # Hashed: slices at a fixed distance would see the same columns of every row of a matrix.
+    # Hashed: slices at a fixed distance would sample the same columns of every row of a matrix.
     chosen = group * every + ((group * 0x9E3779B1 + state["calls"] * 0x85EBCA6B) % 0xFFFFFFFB >> 7) % every
     packed = scratch(state, "sample", groups * SLICE, torch.float32, x.device)
     whole = x[: groups * every * SLICE].view(-1, SLICE)

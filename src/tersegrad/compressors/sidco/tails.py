@@ -1,8 +1,8 @@
-"""Thresholds out of fitted laws: above which magnitude lies a given fraction of a positive random variable?
+"""Thresholds from fitted distributions: the magnitude that a positive random variable exceeds with probability ratio.
 
-Each function takes moments of the sample and returns eta with P(|x| > eta) = ratio under the fitted law (Abdelmoniem et
+Each function takes moments of the sample and returns eta with P(|x| > eta) = ratio for the fitted law (Abdelmoniem et
 al., "An efficient statistical-based gradient compression technique for distributed training systems", MLSys 2021).
-A sample with no spread fits none of the laws; its own value is returned, above which there is nothing.
+A sample without spread fits none of them; its own value is returned, which no element exceeds.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 
 
 def exponential(mean: float, ratio: float) -> float:
-    """Exponential law of scale ``mean``: eta = mean ln(1/ratio).
+    """Exponential distribution of scale ``mean``: eta = mean ln(1/ratio).
 
     >>> exponential(2.0, math.exp(-3))
     6.0
@@ -20,10 +20,10 @@ def exponential(mean: float, ratio: float) -> float:
 
 
 def pareto(mean: float, variance: float, ratio: float) -> float:
-    """Generalised Pareto law at location 0, by its first two moments.
+    """Generalised Pareto distribution at location 0, by its first two moments.
 
     xi = (1 - mean^2/variance)/2, sigma = mean (mean^2/variance + 1)/2, eta = sigma (ratio^-xi - 1)/xi.
-    At variance = mean^2 it is the exponential law.
+    At variance = mean^2 it is the exponential distribution.
 
     >>> pareto(2.0, 4.0, math.exp(-3))
     6.0
@@ -32,12 +32,12 @@ def pareto(mean: float, variance: float, ratio: float) -> float:
         return mean
     spread = mean * mean / variance
     xi, sigma = (1 - spread) / 2, mean * (spread + 1) / 2
-    t = min(-xi * math.log(ratio), 50.0)  # a narrow sample asked for more than there is: below all of it is enough
+    t = min(-xi * math.log(ratio), 50.0)  # bounded: for a narrow sample the result is below all of it anyway
     return sigma * -math.log(ratio) * (math.expm1(t) / t if t else 1.0)
 
 
 def gamma(mean: float, mean_log: float, ratio: float) -> float:
-    """Gamma law, by the closed-form approximation of its maximum-likelihood shape.
+    """Gamma distribution, by the closed-form approximation of its maximum-likelihood shape.
 
     s = ln mean - mean ln x, a = (3 - s + sqrt((s - 3)^2 + 24 s))/(12 s), eta = (mean/a) Q^-1(a, ratio), with the exact
     inverse of the regularised upper incomplete gamma function Q.
@@ -50,7 +50,7 @@ def gamma(mean: float, mean_log: float, ratio: float) -> float:
 
 
 def _inverse_upper_gamma(shape: float, ratio: float) -> float:
-    """t with Q(shape, t) = ratio, by halving intervals of ln t; Q falls from 1 to 0."""
+    """t with Q(shape, t) = ratio, by bisection in ln t; Q falls from 1 to 0."""
     a = torch.tensor(shape, dtype=torch.float64)
 
     def q(log_t: float) -> float:

@@ -1,4 +1,4 @@
-"""GradiVeQ: convolutions travel as coefficients of a learned basis, and are summed as such.
+"""GradiVeQ: convolutions are sent as coefficients in a learned basis, and the coefficients are summed.
 
 Yu et al., "GradiVeQ: vector quantization for bandwidth-efficient gradient aggregation in distributed CNN training",
 NeurIPS 2018.
@@ -35,9 +35,9 @@ from tersegrad.reducers.gradiveq.layer import COMPRESS, LEARN, REFUSED, WARM_UP,
 from tersegrad.reducers.gradiveq.message import reduce_learners, reduce_packed
 from tersegrad.reducers.gradiveq.slices import Slicing, slicing
 
-HELD_OUT = 0.2  # of the samples do not shape the basis, but judge it
-LOOKS = 40  # at the loss, in one compressed phase
-LONGEST_REFUSAL = 8  # compressed phases that a refused layer waits before it learns again, at most
+HELD_OUT = 0.2  # share of the samples that validate the basis
+LOOKS = 40  # measurements of the loss in one compressed phase
+LONGEST_REFUSAL = 8  # compressed phases, at most, before a layer whose basis was rejected learns again
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,8 +49,8 @@ class GradiVeQ(Reducer):
         c = U^T (g - mu_m)       the mean over workers of c is c of the mean gradient
         mean gradient = U c + mu_m
 
-    A layer warms up, learns U and mu from ``learn`` means, goes compressed for ``compress`` steps, and learns again.
-    All workers are in the same phase: it depends on what all of them received. Everything else travels as it is.
+    A layer warms up, learns U and mu from ``learn`` means, is compressed for ``compress`` steps, and learns again. All
+    workers are in the same phase, as it depends on the means that all received. Other tensors are not compressed.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -61,24 +61,22 @@ class GradiVeQ(Reducer):
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
     )
 
-    slice_size: int = param(1024, "K at most: longer slices => more in common, fewer bytes, more work and memory (K d)")
-    loss: float = param(0.1, "lambda, of the samples' energy that the basis may miss: more => fewer coefficients")
-    learn: int = param(100, "L_t, steps whose means are samples: more => a surer basis, more steps uncompressed")
-    compress: int = param(400, "L_c, steps between two learnings: more => fewer bytes, a staler basis")
-    warmup: int = param(2500, "plain steps before the first learning")
-    basis: str = param(
-        "layer", 'one for each "layer", or for each "slice": d times the layer\'s memory, and few samples'
-    )
+    slice_size: int = param(1024, "largest K: longer slices => fewer bytes, more work and memory (K d)")
+    loss: float = param(0.1, "lambda, share of the samples' energy outside the basis: more => fewer coefficients")
+    learn: int = param(100, "L_t, steps whose means are samples: more => a better basis, more uncompressed steps")
+    compress: int = param(400, "L_c, steps between two learning phases: more => fewer bytes, a staler basis")
+    warmup: int = param(2500, "uncompressed steps before the first learning phase")
+    basis: str = param("layer", 'one per "layer", or one per "slice": d times the layer\'s memory, and few samples')
     order: str = param("channel", 'a slice is whole input "channel"s, or whole kernel "position"s, as in the paper')
-    learning: Reducer = param(doc="how layers travel while they learn; quantised => fewer bytes", factory=Dense)
-    coefficients: Reducer = param(doc="how coefficients travel", factory=Dense)
+    learning: Reducer = param(doc="reducer of layers while they learn; quantised => fewer bytes", factory=Dense)
+    coefficients: Reducer = param(doc="reducer of the coefficients", factory=Dense)
     worst: float | None = param(
-        0.5, "of held-out gradients' energy: a basis that misses more is refused; None: not judged"
+        0.5, "reject a basis that misses more than this share of held-out energy; None: accept any"
     )
-    drift: float | None = param(3.0, "learns early when the odds of the loss have grown so much; None: never")
-    samples: int = param(1 << 22, "floats kept of a layer while it learns: fewer => less memory, fewer slices sampled")
+    drift: float | None = param(3.0, "learn early when the odds of the loss have grown by this factor; None: never")
+    samples: int = param(1 << 22, "floats kept per layer while it learns: fewer => less memory, fewer slices sampled")
     linear: bool = param(False, "True: matrices too (beyond the paper)")
-    tiny: int = param(1024, "layers of fewer elements travel as they are")
+    tiny: int = param(1024, "layers of fewer elements are not compressed")
 
     def __post_init__(self) -> None:
         for name in ("learning", "coefficients"):
@@ -105,35 +103,35 @@ class GradiVeQ(Reducer):
         for spec in inner.walk():
             if isinstance(spec, GradiVeQ | Memory):
                 raise ValueError(
-                    f"GradiVeQ({name}={inner!r}): {type(spec).__name__} has a memory that would be of another phase "
-                    f"or another basis. Write ErrorFeedback(GradiVeQ(...)) to keep what is not sent."
+                    f"GradiVeQ({name}={inner!r}): {type(spec).__name__} has a memory, which would belong to another phase "
+                    f"or another basis. Write ErrorFeedback(GradiVeQ(...)) to keep the residual."
                 )
 
     def loses(self, workers: int) -> float:
-        """As the two that it sends with."""
+        """The larger loss of the two reducers that it sends with."""
         return max(self.learning.loses(workers), self.coefficients.loses(workers))
 
     @property
     def learns_apart(self) -> bool:
-        """Whether layers that learn travel by themselves: not where both they and the rest go dense."""
+        """Whether learning layers are sent separately: not if they and the other tensors are all dense."""
         return not isinstance(self.learning, Dense)
 
     @property
     def codes_apart(self) -> bool:
-        """Likewise for coefficients."""
+        """Whether coefficients are sent separately: not if they and the other tensors are all dense."""
         return not isinstance(self.coefficients, Dense)
 
     @property
     def fitted(self) -> int:
-        """How many of the samples shape the basis; the others judge it."""
+        """How many of the samples the basis is fitted to; the others validate it."""
         return self.learn if self.worst is None else self.learn - max(1, round(HELD_OUT * self.learn))
 
     def slicing(self, shape: tuple[int, ...]) -> Slicing | None:
-        """How a tensor of this shape is split; None if it always travels as it is."""
+        """How a tensor of this shape is split; None if it is never compressed."""
         return None if math.prod(shape) < self.tiny else slicing(shape, self.slice_size, self.order, self.linear)
 
     def init(self, layout: Layout, comm: Comm) -> State:
-        """Every layer before its first phase."""
+        """Every layer at the start of its warm-up."""
         members = [i for i, shape in enumerate(layout.shapes) if self.slicing(shape) is not None]
         part = layout.subset(members)
         first = WARM_UP if self.warmup else LEARN
@@ -144,7 +142,7 @@ class GradiVeQ(Reducer):
                 "count": 0,  # steps of this phase
                 "samples": {},  # while learning
                 "fit": {},  # while compressed
-                "local_loss": {},  # while compressed: of the first look, and of the recent ones
+                "local_loss": {},  # while compressed: the first measurement, and an average of recent ones
                 "report": {"fits": 0, "refusals": 0, "drifts": 0},
             }
             for name in part.names
@@ -168,14 +166,14 @@ class GradiVeQ(Reducer):
         return found
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
-        """Each layer by its phase: one all-reduce for all that may be added, then what was learned from it."""
+        """Send each layer according to its phase: one all-reduce for all summable parts; then update the bases."""
         x = added(x)
         layers = self._layers(step.layout, x, out, state)
         learners = [layer for layer in layers if layer.phase == LEARN]
         coded = [layer for layer in layers if layer.phase == COMPRESS]
         apart = learners if self.learns_apart else []
         if not coded and not apart:
-            reduce(Dense(), step, x, out, {}, comm)  # in place: nothing to pack
+            reduce(Dense(), step, x, out, {}, comm)  # in place, without packing
         else:
             if apart:
                 reduce_learners(self, step, apart, x, out, state, comm)
@@ -196,23 +194,23 @@ class GradiVeQ(Reducer):
     # ---- phases ------------------------------------------------------------------------------------
 
     def looks(self, layer: Layer) -> bool:
-        """Whether the loss of a compressed layer is looked at in this step."""
+        """Whether the loss of a compressed layer is measured in this step."""
         every = max(1, self.compress // LOOKS)
         return self.drift is not None and layer.memory["count"] % every == 0
 
     def _note_losses(self, coded: list[Layer], seen: list[float]) -> None:
-        """The mean over workers of the local loss, the same on all of them; the recent ones are averaged."""
+        """Update the running average of each layer's loss with its mean over workers, which is the same on all."""
         looking = [layer for layer in coded if self.looks(layer)]
         for layer, loss in zip(looking, seen, strict=True):
             if not math.isfinite(loss):
-                continue  # of gradients so large that their squares are not numbers
+                continue  # gradients so large that their squares overflow
             known = layer.memory["local_loss"]
             recent = (known["recent"] + loss) / 2 if known else loss
             layer.loss = {"first": known.get("first", loss), "recent": recent}
             stage(layer.memory, local_loss=layer.loss)
 
     def _advance(self, layer: Layer) -> None:
-        """Counts a step of a phase other than learning; at its end the layer learns."""
+        """Count a step of a phase other than learning; at its end the layer learns."""
         memory, count = layer.memory, layer.memory["count"] + 1
         has_drifted = self.drift is not None and layer.phase == COMPRESS and drifted(layer.loss, self.drift, self.loss)
         refusals = memory["report"]["refusals"]
@@ -226,18 +224,18 @@ class GradiVeQ(Reducer):
 
 
 def _refuse_tensors(state: State, spec: Reducer) -> None:
-    """Coefficients change their number with every basis, so nothing may be kept for each of them."""
+    """Raise ValueError if the reducer of coefficients keeps per-element state: their number changes with the basis."""
     for value in state.values():
         if isinstance(value, dict):
             _refuse_tensors(value, spec)
         elif isinstance(value, Tensor):
             raise ValueError(
-                f"GradiVeQ(coefficients={spec!r}) keeps something for each element, and the number of coefficients "
-                "changes. Use a method that keeps nothing, e.g. AllReduce(BF16())."
+                f"GradiVeQ(coefficients={spec!r}) keeps state for each element, and the number of coefficients "
+                "changes. Use a stateless method, e.g. AllReduce(BF16())."
             )
 
 
 @phases.register
 def _phases(reducer: GradiVeQ) -> list[Reducer]:
-    """The same without waiting: it learns in a few steps, and then goes compressed whatever the basis is."""
+    """A variant that learns within a few steps and then compresses with any basis."""
     return [reducer, replace(reducer, warmup=0, learn=3, compress=2, worst=None, samples=1 << 16)]

@@ -1,4 +1,4 @@
-"""Learning: slices of past means are sampled, and rank 0 finds the bases that all workers adopt."""
+"""Learning: slices of past means are sampled, and rank 0 computes the bases that all workers adopt."""
 
 import math
 import time
@@ -16,16 +16,16 @@ from tersegrad.reducers.gradiveq.subspace import Subspace
 if TYPE_CHECKING:
     from tersegrad.reducers.gradiveq import GradiVeQ
 
-PAYS = 0.5  # d / K above which a layer is better sent as it is
-LARGEST_PROBLEM = 1024  # rows or columns of an eigenvalue problem: more take seconds
-_VERDICT = ("sent", "found", "held_out_loss", "seconds")  # what rank 0 says about a basis
+PAYS = 0.5  # d / K above which a layer is not worth compressing
+LARGEST_PROBLEM = 1024  # rows or columns of an eigenvalue problem: larger ones take seconds
+_VERDICT = ("sent", "found", "held_out_loss", "seconds")  # what rank 0 sends about a basis
 
 
 def sample(spec: "GradiVeQ", layer: Layer, state: State) -> None:
-    """Keeps some slices of the mean that was just received, and adds all of them to the mean of means."""
+    """Keep some slices of the mean that was just received, and add all of them to the mean of means."""
     memory, t = layer.memory, layer.memory["count"]
     if t >= spec.learn:
-        return  # learned; waits for its turn to be fitted
+        return  # all samples are there; it waits for its turn to be fitted
     samples, slices = memory["samples"], layer.split(layer.out, state)
     stage(memory, count=t + 1)
     stage(samples, **{f"sample {t}": slices[_sampled(spec, layer.slicing)]})
@@ -35,7 +35,7 @@ def sample(spec: "GradiVeQ", layer: Layer, state: State) -> None:
 
 
 def _sampled(spec: "GradiVeQ", slicing: Slicing) -> Tensor:
-    """Which slices are sampled: as many as ``samples`` allows, evenly spread; the first one always."""
+    """Which slices are sampled: as many as ``samples`` allows, evenly spaced, beginning with the first."""
     if spec.basis == "slice":
         return torch.arange(slicing.count)
     rows = spec.samples // slicing.length
@@ -46,7 +46,7 @@ def _sampled(spec: "GradiVeQ", slicing: Slicing) -> Tensor:
 
 
 def due(spec: "GradiVeQ", learners: list[Layer]) -> list[Layer]:
-    """Whose turn it is to be fitted: one large layer in a step, or several small ones."""
+    """The layers to fit in this step: one large layer, or several small ones."""
     chosen: list[Layer] = []
     work = 0
     for layer in learners:
@@ -60,7 +60,7 @@ def due(spec: "GradiVeQ", learners: list[Layer]) -> list[Layer]:
 
 
 def fit(spec: "GradiVeQ", due: list[Layer], comm: Comm) -> None:
-    """Rank 0 finds the bases and sends them: only the same bits everywhere make coefficients that may be added."""
+    """Rank 0 computes and sends the bases: coefficients are summable only if all workers have the same bits."""
     verdicts = torch.zeros(len(due), len(_VERDICT), dtype=torch.float64)
     bases: list[Tensor] = []
     if comm.rank == 0:
@@ -79,13 +79,13 @@ def _groups(spec: "GradiVeQ", layer: Layer) -> int:
 
 
 def _find(spec: "GradiVeQ", layer: Layer, verdict: Tensor) -> Tensor:
-    """The basis of one layer; empty if it is refused. Fills in the verdict."""
+    """The basis of one layer, empty if it is rejected; also fills in the verdict."""
     started = time.perf_counter()
     samples, kept = staged(layer.memory["samples"]), _sampled(spec, layer.slicing)
     raw = torch.stack([samples[f"sample {t}"] for t in range(spec.learn)])
     rows: Tensor = raw - (samples["total"] / spec.fitted)[kept]
     if not rows.isfinite().all() or not rows[: spec.fitted].any():
-        return rows[:0]  # a NaN in this step, sums too large, or no energy at all: there is nothing to learn
+        return rows[:0]  # a NaN in this step, an overflow, or no energy: there is nothing to learn
     by_slice = spec.basis == "slice"
     groups = rows.transpose(0, 1) if by_slice else rows.view(1, -1, layer.slicing.length)
     fitted = spec.fitted if by_slice else spec.fitted * len(kept)
@@ -100,7 +100,7 @@ def _find(spec: "GradiVeQ", layer: Layer, verdict: Tensor) -> Tensor:
 
 
 def _adopt(spec: "GradiVeQ", layer: Layer, verdict: dict[str, float], basis: Tensor) -> None:
-    """Goes on compressed; or as it is, if the basis was refused."""
+    """Start the compressed phase; or an uncompressed one, if the basis was rejected."""
     memory, slicing = layer.memory, layer.slicing
     d, known = int(verdict["sent"]), memory["report"]
     figures = {

@@ -16,21 +16,21 @@ WARM_UP, LEARN, COMPRESS, REFUSED = "warm-up", "learn", "compress", "refused"
 class Layer:
     """One layer in one step."""
 
-    place: int  # in the bucket
+    place: int  # index in the bucket
     slicing: Slicing
     memory: State
     phase: str
     x: Tensor
     out: Tensor
-    loss: dict[str, float] = field(default_factory=dict)  # seen in this step
+    loss: dict[str, float] = field(default_factory=dict)  # measured in this step
 
     @cached_property
     def subspace(self) -> Subspace:
-        """Of a layer that is compressed."""
+        """The basis and the mean of a compressed layer."""
         return Subspace(**self.memory["fit"])
 
     def split(self, x: Tensor, state: State) -> Tensor:
-        """The slices of ``x``, in scratch that all layers share."""
+        """The slices of ``x``, in scratch shared by all layers."""
         return self.slicing.split(x, scratch(state, "slices", x.numel(), x.dtype, x.device))
 
     def join(self, c: Tensor, x: Tensor, state: State, subtract: bool = False) -> None:
@@ -41,10 +41,10 @@ class Layer:
 
 
 def drifted(loss: dict[str, float], factor: float, target: float) -> bool:
-    """Whether the odds of the loss, loss / (1 - loss), have grown by more than ``factor`` since the first look.
+    """Whether the odds of the loss, loss / (1 - loss), have grown by more than ``factor`` since the first measurement.
 
-    A loss below the target is taken for the target: it is as good as asked for. Odds tell 2 % from 6 % as well as 92 %
-    from 97 %: on each worker by itself, much of a gradient is noise that no basis holds.
+    A loss below the target counts as the target. Odds distinguish 2 % from 6 % as well as 92 % from 97 %: on a single
+    worker, much of a gradient is noise outside any basis.
     """
     if not loss:
         return False

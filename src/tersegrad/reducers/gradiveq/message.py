@@ -1,4 +1,4 @@
-"""What travels in one step: learners by ``learning``; coefficients, losses and all the rest packed into one vector."""
+"""The messages of one step: learning layers by ``learning``; coefficients, losses and all others in one vector."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def reduce_learners(
     spec: "GradiVeQ", step: Step, learners: list[Layer], x: Tensor, out: Tensor, state: State, comm: Comm
 ) -> None:
-    """What is learned, by ``learning``."""
+    """Reduce the layers that learn, with ``learning``."""
     part = step.layout.subset([layer.place for layer in learners])
     memory = _learning_memory(spec, step.layout, part, state, comm)
     packed = scratch(state, "learning_x", part.numel, x.dtype, x.device)
@@ -29,7 +29,7 @@ def reduce_learners(
 
 
 def _learning_memory(spec: "GradiVeQ", layout: Layout, part: Layout, state: State, comm: Comm) -> State:
-    """The state of ``learning`` for those that learn now; if they are others than before, merged anew."""
+    """The state of ``learning`` for the layers that learn now; split and merged again if the set has changed."""
     memory: State = state["learning"]
     names = list(part.names)
     if memory["names"] != names:
@@ -51,10 +51,10 @@ def reduce_packed(
     state: State,
     comm: Comm,
 ) -> list[float]:
-    """Everything but the layers that travel apart, in one vector.
+    """Reduce everything but the layers that are sent separately, packed into one vector.
 
     Returns:
-        The mean over workers of the losses of those layers that look at theirs in this step.
+        The mean over workers of the losses of those layers whose loss is measured in this step.
     """
     slices = _outside(step.layout, {layer.place for layer in coded + apart})
     own = scratch(state, "own", sum(layer.subspace.size for layer in coded), x.dtype, x.device)
@@ -80,11 +80,11 @@ def reduce_packed(
 def _reduce_coefficients(
     spec: "GradiVeQ", step: Step, own: Tensor, in_place: bool, state: State, comm: Comm
 ) -> tuple[Tensor, Tensor]:
-    """What this worker sent, and the mean of it."""
+    """The coefficients that this worker sent, and their mean over workers."""
     memory = state["coefficients"]
     virtual: Layout | None = memory.get("_layout")
     if virtual is None or virtual.numel != own.numel():
-        states.drop_scratch(memory)  # it was for another number of coefficients
+        states.drop_scratch(memory)  # it has the size of another number of coefficients
         name = f"coefficients of {step.layout.id}"
         virtual = memory["_layout"] = Layout((name,), ((own.numel(),),), step.layout.seed, step.layout.device)
     rest = scratch(state, "rest", own.numel(), own.dtype, own.device).copy_(own)
@@ -94,7 +94,7 @@ def _reduce_coefficients(
 
 
 def _encode(spec: "GradiVeQ", coded: list[Layer], own: Tensor, state: State) -> list[float]:
-    """The coefficients of every layer, and the loss of those that look at it in this step."""
+    """Write the coefficients of every layer; return the losses that are measured in this step."""
     losses = []
     for layer, c in zip(coded, own.split([layer.subspace.size for layer in coded]), strict=True):
         slices = layer.split(layer.x, state)
@@ -105,7 +105,7 @@ def _encode(spec: "GradiVeQ", coded: list[Layer], own: Tensor, state: State) -> 
 
 
 def _decode(coded: list[Layer], sent: Tensor, mean: Tensor, in_place: bool, state: State) -> None:
-    """``out = U c + mu`` of the mean; and ``x`` loses as much of the worker's own."""
+    """``out = U c + mu`` for the mean coefficients; ``x -= U c + mu`` for those that this worker sent."""
     sizes = [layer.subspace.size for layer in coded]
     for layer, own_c, mean_c in zip(coded, sent.split(sizes), mean.split(sizes), strict=True):
         if not in_place:
@@ -114,7 +114,7 @@ def _decode(coded: list[Layer], sent: Tensor, mean: Tensor, in_place: bool, stat
 
 
 def _outside(layout: Layout, members: set[int]) -> list[tuple[int, int]]:
-    """The slices of a bucket between the members."""
+    """Start and stop of the slices of a bucket between the members."""
     slices: list[tuple[int, int]] = []
     for i, (start, end) in enumerate(zip(layout.offsets, layout.offsets[1:], strict=False)):
         if i in members:

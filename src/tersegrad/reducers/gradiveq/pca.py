@@ -1,9 +1,9 @@
-"""Principal axes: the few directions that hold nearly all the energy of some samples."""
+"""Principal axes: the few directions that span nearly all the energy of some samples."""
 
 import torch
 from torch import Tensor
 
-EXACT = 1e-4  # of the largest singular value: down to it, axes are orthogonal to 1e-16 / EXACT^2, a float's precision
+EXACT = 1e-4  # relative singular value down to which axes are orthogonal to 1e-16 / EXACT^2, a float's precision
 
 
 def principal_axes(rows: Tensor, loss: float) -> Tensor:
@@ -14,7 +14,7 @@ def principal_axes(rows: Tensor, loss: float) -> Tensor:
         d = the smallest with  sum_(k<=d) s_k^2 >= (1 - loss) sum_k s_k^2,   s_k the singular values, groups added up
 
     They come from the eigenvectors of the smaller of A A^T and A^T A, in float64: eigenvalues are s^2, and half of the
-    digits of a double are more than a float has. At least one column is given.
+    digits of a double are more than a float has. There is at least one column.
 
     >>> principal_axes(torch.tensor([[[3.0, 0.0], [-3.0, 0.0], [0.0, 0.1]]]), loss=0.01).abs().tolist()
     [[[1.0], [0.0]]]
@@ -25,15 +25,17 @@ def principal_axes(rows: Tensor, loss: float) -> Tensor:
     d = rank_for(values.clamp_(min=0).sum(0).flip(0), loss)
     axes: Tensor = vectors[:, :, -d:].flip(2)
     if wide:
-        axes = a.mT @ axes  # of lengths s
+        axes = a.mT @ axes  # columns have norm s
         lengths = axes.norm(dim=1, keepdim=True)
         exact = bool((lengths > EXACT * lengths.max()).all())
-        axes = axes / lengths if exact else torch.linalg.qr(axes).Q  # short ones are inexact; the span is the same
+        axes = (
+            axes / lengths if exact else torch.linalg.qr(axes).Q
+        )  # columns of small norm are inexact, their span is not
     return axes.float().contiguous()
 
 
 def rank_for(energies: Tensor, loss: float) -> int:
-    """How many of the energies, which fall, add up to ``1 - loss`` of them all; rounding errors count as zero.
+    """How many of the descending energies add up to ``1 - loss`` of their sum; rounding errors count as zero.
 
     >>> rank_for(torch.tensor([90.0, 9.5, 0.5]).double(), loss=0.01), rank_for(torch.tensor([1.0, 1e-20]).double(), 0.0)
     (2, 1)
@@ -44,6 +46,6 @@ def rank_for(energies: Tensor, loss: float) -> int:
 
 
 def energy_outside(rows: Tensor, axes: Tensor) -> float:
-    """The sum of squares of what the axes do not span of (groups, samples, length) rows."""
+    """The energy of (groups, samples, length) rows outside the span of the axes."""
     outside = rows - (rows @ axes) @ axes.mT
     return float(outside.double().square().sum())

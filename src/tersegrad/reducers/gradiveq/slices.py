@@ -8,21 +8,21 @@ from torch import Tensor
 
 from tersegrad import kernels
 
-SHARED = 3  # slices of a layer, at least: with fewer there is nothing that one basis could serve
+SHARED = 3  # slices of a layer, at least: with fewer a common basis is of no use
 
 
 @dataclass(frozen=True)
 class Slicing:
-    """One layer seen as ``count`` vectors of ``length`` elements; how they lie in it is told in ``kernels``."""
+    """One layer as ``count`` vectors of ``length`` elements; ``kernels.reference.slices`` defines their order."""
 
     filters: int  # F
     positions: int  # P, if the order is by position; 1 if it is by channel
-    run: int  # 1, if the order is by position; else K / F elements that follow each other in the layer and in the slice
+    run: int  # 1, if the order is by position; else K / F elements that are consecutive in the layer and in the slice
     length: int  # K
     count: int
 
     def split(self, x: Tensor, slices: Tensor) -> Tensor:
-        """The slices of ``x``, one in a row, written into the vector ``slices``."""
+        """Write the slices of ``x`` into the vector ``slices``; return it as a matrix of one slice per row."""
         kernels.on(x).to_slices(x, slices, self.filters, self.positions, self.run)
         return slices.view(self.count, self.length)
 
@@ -34,15 +34,15 @@ class Slicing:
 
 @cache
 def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: bool = False) -> Slicing | None:
-    """How a weight of this shape is split, by its shape alone; None if it is left as it is.
+    """How a weight of this shape is split; None if it is not.
 
-    Weights of three to five dimensions are taken for convolutions, (F, D, kernel...): D is the depth of a group in a
+    Weights of three to five dimensions count as convolutions, (F, D, kernel...): D is the depth of a group in a
     grouped one, and the first dimension counts as filters in a transposed one. With ``linear``, so are matrices.
 
     By "position" (the paper's order: positions, depth, filters) a slice is all filters and channels at some positions
     of the kernel; by "channel" all filters and positions of some input channels. So with (middle, outer) = (D, P) or
     (P, D), the length K is the largest that is at most ``size`` and a third of the layer among F * middle * (divisors
-    of outer); or, where all of these are too long, among F * (divisors of middle).
+    of outer); or, if all of these are too long, among F * (divisors of middle).
 
     >>> slicing((16, 16, 3, 3), 4096)  # the paper's example: three slices, a row of the kernel each
     Slicing(filters=16, positions=9, run=1, length=768, count=3)

@@ -1,4 +1,4 @@
-"""Subspace: slices of a gradient as few coefficients in an orthonormal basis around a mean."""
+"""Subspace: slices of a gradient as coefficients in an orthonormal basis around a mean."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,24 @@ from torch import Tensor
 class Subspace:
     """``c = U^T (g - mu)`` and back, ``U c + mu``, for every slice g of a layer and its mean mu.
 
-    Affine, not linear: c of a sum is not the sum of c's. But as everybody subtracts the whole mu, the mean over N
-    workers of their coefficients is the coefficients of the mean of their gradients, whatever N is.
+    The map is affine: the coefficients of a sum are not the sum of coefficients. But as every worker subtracts the
+    whole mu, the mean over workers of their coefficients equals the coefficients of the mean gradient.
     """
 
     basis: Tensor  # (groups, K, d): each group of consecutive slices has its own U
     mean: Tensor  # (slices, K)
-    offset: Tensor  # (slices, d): U^T mu, so that nothing as long as a gradient is subtracted
+    offset: Tensor  # (slices, d): U^T mu, which is cheaper to subtract than mu
 
     @staticmethod
     def around(mean: Tensor, basis: Tensor) -> "Subspace":
-        """The one with this mean and this basis."""
+        """The subspace with this mean and this basis."""
         groups, length, d = basis.shape
         offset = torch.bmm(mean.view(groups, -1, length), basis)
         return Subspace(basis, mean, offset.view(-1, d))
 
     @property
     def size(self) -> int:
-        """How many coefficients stand for the layer."""
+        """The number of coefficients of the layer."""
         return self.offset.numel()
 
     def encode(self, slices: Tensor, c: Tensor) -> None:
@@ -36,7 +36,7 @@ class Subspace:
         c.sub_(self.offset.view(-1))
 
     def decode(self, c: Tensor, slices: Tensor) -> None:
-        """``slices = U c``. The mean is added where the slices are put in their places, in one pass with that."""
+        """``slices = U c``. The mean is added by ``Slicing.join``, in the pass that reorders the slices."""
         torch.bmm(self._grouped(c), self.basis.mT, out=self._grouped(slices))
 
     def local_loss(self, slices: Tensor, c: Tensor) -> float:
