@@ -29,6 +29,16 @@ SPECS = {
     "policy": "ByName({}, default=ErrorFeedback(AllGather(TopK(ratio=0.01))))",
     "low memory": "LowMemory(AllGather(TopK(ratio=0.01)))",
     "dgc": "MomentumCorrection(AllGather(TopK(ratio=0.01)))",
+    "gaussiank": "ErrorFeedback(AllGather(GaussianK(ratio=0.01)))",
+    "redsync": "ErrorFeedback(AllGather(RedSync(ratio=0.01)))",
+    "sampled": "ErrorFeedback(AllGather(SampledTopK(ratio=0.01)))",
+    "randomk": "ErrorFeedback(AllReduce(RandomK(ratio=0.01)))",
+    "qsgd": "AllGather(QSGD(bits=4))",
+    "natural": "AllGather(Natural())",
+    "onebit": "ErrorFeedback(AllGather(OneBit()))",
+    "efsignsgd": "ErrorFeedback(AllGather(PerTensor(ScaledSign())))",
+    "terngrad": "AllGather(PerTensor(TernGrad()))",
+    "signsgd": "SignSGD()",
 }
 
 

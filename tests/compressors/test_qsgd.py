@@ -82,4 +82,4 @@ def test_what_is_not_finite_has_no_body(spec):
 
 @cases(scale=[math.nan, math.inf, -1.0, 3.4028234e38])
 def test_a_scale_that_cannot_be_is_refused_before_anything_is_added(scale):
-    check_refused_number(QSGD(4, bucket=4), scale, "a scale of", at=4)
+    check_refused_number(QSGD(4, bucket=4), scale, "a scale is from 0 to", at=4)

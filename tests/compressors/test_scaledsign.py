@@ -27,4 +27,4 @@ def test_a_zero_counts_as_its_sign_bit_says():
 
 @cases(mean=[math.nan, math.inf, -1.0])
 def test_a_mean_that_cannot_be_is_refused_before_anything_is_added(mean):
-    check_refused_number(ScaledSign(), mean, r"ScaledSign\(\) is not")
+    check_refused_number(ScaledSign(), mean, r"ScaledSign\(\)(: a mean magnitude must not be| received a number)")

@@ -60,4 +60,4 @@ def test_what_is_not_finite_has_no_body():
 
 @cases(scale=[math.nan, math.inf, -1.0])
 def test_a_scale_that_cannot_be_is_refused_before_anything_is_added(scale):
-    check_refused_number(TernGrad(), scale, r"TernGrad\(\) is not")
+    check_refused_number(TernGrad(), scale, r"TernGrad\(\)(: a scale must not be| received a number)")

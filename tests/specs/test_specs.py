@@ -111,7 +111,7 @@ def test_bad_text_is_refused_with_the_reason(text, says):
         (lambda: TopK(0.1, values=0.5), TypeError, "values must be a compressor"),
         (lambda: PerTensor(PerTensor(Identity())), ValueError, "Write it once"),
         (lambda: ByName({"*": TopK(0.1)}), TypeError, "A rule is a pattern and a reducer"),
-        (lambda: ByName({}, tiny=-1), ValueError, "not negative"),
+        (lambda: ByName({}, tiny=-1), ValueError, "must not be negative"),
     ],
 )
 def test_illegal_combinations_fail_at_construction(make, error, says):

@@ -98,7 +98,7 @@ def method_for_bucket(trials: Mapping[str, Trial], budget: float, margin: float)
 
 
 def finalists(trials: Mapping[str, Trial], within_budget: Sequence[str], margin: float, most: int = 2) -> list[str]:
-    """The plans for the finals, the least lossy first: dense, "mixed", and the ``most`` fastest methods for all buckets.
+    """The plans for the finals, the least lossy first: dense, "mixed", and the ``most`` fastest methods.
 
     ``trials`` are those of one bucket, but ``step`` is the same for all. ``within_budget`` are the methods that keep
     the budget in every bucket. A method whose trial was not measured (after a restart in its middle) is tried again.

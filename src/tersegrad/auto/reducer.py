@@ -67,7 +67,7 @@ class Auto(Memory):
     total = residual + gradient; the current method sends a part of the total, and the rest is the residual. The
     residual is Auto's own, so a change of method loses nothing. While everything is dense there is none.
 
-    The programme, counted in committed steps: ``warmup`` dense steps; trials of ``trial`` steps each, of dense and every
+    The programme, in committed steps: ``warmup`` dense steps; trials of ``trial`` steps each, of dense and every
     candidate; finals, in which the best take turns, including "mixed", in which each bucket uses the method that was
     fastest for it (dense if dense is hidden behind backward). The plan with the shortest step is kept. Every ``window``
     steps the time in collectives and the step time are compared with those of the first window; if they differ by a

@@ -1,5 +1,6 @@
 """The command line: ``tersegrad list | inspect | check | bench | plan | train | report | map | demo | warm``."""
 
+import os
 import sys
 
 from tersegrad.cli.parser import make_parser
@@ -17,6 +18,9 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"tersegrad {args.command} needs {error.name}: pip install 'tersegrad[lab]'", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads has seen enough, as in ``tersegrad list | head``
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"tersegrad {args.command}: {error}", file=sys.stderr)
         return 2

@@ -59,6 +59,12 @@ class Engine:
         self._options = options
         self._numel = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
         self._replicas = replicas
+        self._may_skip_worker = (
+            options.network is None
+            and options.scaler is None
+            and options.nonfinite == "propagate"
+            and needs_of(spec).squares is None
+        )
         self._step = 0
         self._in_step = False  # some of its buckets have come, and not the last
         self._uncompressed_step = False
@@ -124,12 +130,10 @@ class Engine:
 
     def _is_uncompressed(self) -> bool:
         """Whether only the mean of the step that begins is wanted. The worker is idle, and all ranks answer alike."""
-        options, every = self._options, self._options.check_replicas
-        if options.network is not None or options.scaler is not None or options.nonfinite != "propagate":
+        every = self._options.check_replicas
+        if not self._may_skip_worker or self._comm.size == 1 or self._worker.failed:
             return False
-        if self._comm.size == 1 or self._worker.failed or (every and self._step % every == 0):
-            return False
-        if needs_of(self.spec).squares is not None or not self._reassembly.is_over(self._step):
+        if (every and self._step % every == 0) or not self._reassembly.is_over(self._step):
             return False
         return all(type(self.spec.active(e.state, self._step)) is Dense for e in self._store.entries())
 

@@ -9,7 +9,7 @@ from tersegrad.lab import plots
 
 
 def draw(workers: Sequence[int], steps: Mapping[str, Sequence[float]], compute: float, title: str, path: Path) -> Path:
-    """One line a spec, in milliseconds; the dotted line is a step with no communication at all."""
+    """Draw one line per spec, in milliseconds; the dotted line is a step without communication."""
     with plots.style():
         figure = plots.new_figure(3.4)
         axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Finding, fetching, checking and reading the real data of the workloads. Nothing is ever made up in its place.
+"""Finding, fetching, checking and reading the real data of the workloads. There is no synthetic substitute.
 
 A file is looked for in the folder given with ``--data DIR``; what is not there is fetched from its official address
 into ``DIR/downloads``. Every byte is compared with a published checksum before it is used: downloads and tar archives
@@ -29,7 +29,7 @@ DOWNLOADS = "downloads"  # folder under DIR for what was fetched
 
 
 class MissingData(Exception):  # noqa: N818 - it is not the program that is wrong
-    """Data that is neither here nor to be had; the message says where to get it and what to write."""
+    """Data that is not here and cannot be fetched; the message says where to get it and what to write."""
 
 
 class DamagedData(Exception):  # noqa: N818
@@ -57,20 +57,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Archive:
-    """What lies at an official address: a plain file, a ``.gz`` or a ``.tar.gz``."""
+    """A file at an official address: a ``.gz``, a ``.tar.gz`` or uncompressed."""
 
     url: str
     digest: str  # "md5:..." or "sha256:..." of the file as downloaded
 
     @property
     def name(self) -> str:
-        """Its file name."""
         return self.url.rsplit("/", 1)[1]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file that a reader wants, and what it can be had from."""
+    """One file that a reader needs, and the archive that contains it."""
 
     name: str
     digest: str  # of the bytes the reader gets
@@ -83,12 +82,12 @@ class Source:
 
     title: str
     parts: tuple[Part, ...]
-    folders: tuple[str, ...]  # where its files may lie under DIR; an absolute one is searched without DIR, too
+    folders: tuple[str, ...]  # where its files may be under DIR; an absolute one is searched without DIR, too
     hint: str = ""  # another way to get it
 
 
 def _plain_files(title: str, address: str, digests: dict[str, str], folder: str) -> Source:
-    """Plain files side by side at one address."""
+    """A source of several files at one address."""
     parts = tuple(Part(name, digest, Archive(address + name, digest)) for name, digest in digests.items())
     return Source(title, parts, (folder, ""))
 
@@ -220,7 +219,7 @@ def read(source: Source, data: Path | None) -> Iterator[tuple[str, bytes]]:
 
 
 def _folders(source: Source, data: Path | None) -> list[Path]:
-    """Where to look, in this order."""
+    """The folders to search, in this order."""
     folders = [Path(folder) for folder in source.folders]
     return [folder if data is None else data / folder for folder in folders if data is not None or folder.is_absolute()]
 
@@ -273,7 +272,7 @@ def _digest_of(path: Path, archive: Archive) -> str:
 
 
 def _compare(found: str, digest: str, what: str) -> None:
-    """Refuses other bytes than the published ones."""
+    """Raise DamagedData unless the digest is that of the published file."""
     algorithm, expected = digest.split(":")
     if found != expected:
         raise DamagedData(
@@ -349,7 +348,7 @@ def unpickle(contents: bytes) -> Any:
 
 
 class _Harmless(pickle.Unpickler):
-    """Gives a pickle nothing to call but two functions that make a plain array."""
+    """Allows a pickle to call two functions only, which make an array."""
 
     def find_class(self, module: str, name: str) -> Any:
         """The three names that an array in a pickle is made with."""

@@ -1,11 +1,11 @@
-"""Hostile frames: valid ones of every codec, mutated by the million, must be refused with a text or decoded.
+"""Fuzzing: valid frames of every codec are mutated by the million, and must be rejected with a message or decoded.
 
     python -m tersegrad.lab.fuzz --frames 1000000 --seed 0
 
-Mutated meta and bodies are sealed again, so that they come past the checksum to the decoder; a mutated header is sealed
-again or not. One frame of twenty has the size of a real bucket, from 2**20 floats, where other kernels are at work.
-What must never happen: any other error than a ValueError with a text, a write outside the accumulator, a large
-allocation (the address space is limited), or a frame that takes seconds. Everything follows from the seed.
+Mutated meta and bodies are sealed again, so that they pass the checksum and reach the decoder; a mutated header is
+sealed again or not. One frame in twenty has the size of a real bucket, from 2**20 floats, which uses other kernels.
+Findings are: any error but a ValueError with a message, a write outside the accumulator, a large allocation (the
+address space is limited), or a frame that takes seconds. The seed determines everything.
 """
 
 import argparse
@@ -41,11 +41,11 @@ from tersegrad.core import (
 from tersegrad.specs import parse, registry
 from tersegrad.testing.inputs import DEGENERATE, LARGE, laplace
 
-GUARD = 32  # floats on both sides of an accumulator that nobody may write to
-HEADROOM = 512 << 20  # bytes that decoding may ask for beyond what is there at the start: far above any honest need
-SECONDS = 5.0  # of processor time that no single frame may take; an honest one takes some milliseconds
+GUARD = 32  # floats on both sides of an accumulator that must not be written
+HEADROOM = 512 << 20  # bytes that decoding may allocate beyond those at the start: far more than any valid frame needs
+SECONDS = 5.0  # limit of processor time per frame; a valid one takes some milliseconds
 SHARE_OF_LARGE = 0.05  # of all frames
-HANGS = 300.0  # seconds without progress after which the process says where it is, and ends
+HANGS = 300.0  # seconds without progress after which the process prints its stack and ends
 
 Bytes = np.ndarray  # of uint8
 
@@ -58,12 +58,12 @@ STEP = 0  # of all frames
 
 
 class FoundError(AssertionError):
-    """A frame that did what no frame may do."""
+    """A finding: a frame that caused something that must never happen."""
 
 
 @dataclass
 class Counts:
-    """What became of the mutated frames of one codec."""
+    """How the mutated frames of one codec were handled."""
 
     refused: int = 0  # by the frame's own checks
     rejected: int = 0  # by the decoder
@@ -74,12 +74,11 @@ class Counts:
 
     @property
     def frames(self) -> int:
-        """All of them."""
         return self.refused + self.rejected + self.decoded
 
 
 def codecs() -> dict[str, Compressor]:
-    """Every registered compressor's examples, and the codecs that reducers keep to themselves."""
+    """Every registered compressor's examples, and the private codecs of reducers."""
     classes = [cls for cls in registry().values() if issubclass(cls, Compressor)]
     found = [parse(text) for cls in classes for text in cls.examples or (f"{cls.__name__}()",)]
     private = ("VGC()", "VGC(tau=0.1)", "VGC(layout='words')", "VGC(tau=0.1, layout='words')")
@@ -92,21 +91,21 @@ def codecs() -> dict[str, Compressor]:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a frame holds behind its header."""
+    """The contents of a frame after its header."""
 
     meta: Bytes
     body: Bytes
 
     @property
     def joined(self) -> Bytes:
-        """As in a frame: meta is filled up to whole words."""
+        """As in a frame: meta is padded to whole words."""
         padding = np.zeros(padded(len(self.meta)) - len(self.meta), dtype=np.uint8)
         return np.concatenate([self.meta, padding, self.body])
 
 
 @dataclass
 class Target:
-    """One codec and one bucket: valid payloads, and guarded places to decode into, by itself and with others."""
+    """One codec and one bucket: valid payloads, and guarded buffers to decode one or several of them into."""
 
     codec: Compressor
     layout: Layout
@@ -118,7 +117,7 @@ class Target:
 
     @staticmethod
     def of(codec: Compressor, layout: Layout) -> "Target":
-        """With the payloads of some vectors; each of them must be decoded."""
+        """A target with the payloads of some vectors; each of them must decode."""
         state, valid = _state(codec, layout), []
         for x in _vectors(layout.numel):
             payload = codec.encode(x, state)
@@ -140,7 +139,7 @@ class Target:
 
     @property
     def honest(self) -> dict[str, int]:
-        """The fields of a header that does not lie, but for the lengths of what follows it."""
+        """The fields of a valid header, without the lengths of meta and body."""
         numbers = {"spec": self.codec.fingerprint(), "step": STEP, "bucket": self.layout.id}
         return {"flags": 0, "zero": 0, "numel": self.layout.numel, **numbers}
 
@@ -165,7 +164,7 @@ def _vectors(numel: int) -> Iterator[Tensor]:
 
 def _state(codec: Compressor, layout: Layout) -> State:
     state = codec.init(layout, 3)
-    state["_positions"] = torch.arange(0, layout.numel, 3, dtype=torch.int32)  # what VGC would have found
+    state["_positions"] = torch.arange(0, layout.numel, 3, dtype=torch.int32)  # as VGC would have selected
     state["_offsets"] = torch.tensor(layout.offsets)
     return state
 
@@ -198,7 +197,7 @@ def _bytes(body: Bytes, other: Bytes, numel: int, rng: np.random.Generator) -> B
 
 
 def _number(body: Bytes, other: Bytes, numel: int, rng: np.random.Generator) -> Bytes:
-    """A count, a length or a float of the kind that breaks things, where a number may stand; mostly in front."""
+    """Write an extreme count, length or float at a place of a number, mostly at the front."""
     near = [0, 1, 2, numel - 1, numel, numel + 1, len(body), len(body) - 16, len(body) + 8]
     far = [2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64 - numel, 2**61 + 1]
     value = int(rng.choice(np.array([n % 2**64 for n in (*near, *far)], dtype=np.uint64)))
@@ -215,7 +214,7 @@ def _number(body: Bytes, other: Bytes, numel: int, rng: np.random.Generator) -> 
 
 
 def _nudge(body: Bytes, other: Bytes, numel: int, rng: np.random.Generator) -> Bytes:
-    """One of the 8-byte numbers in front, a little more or less: lengths that nearly fit."""
+    """Change one of the 8-byte numbers at the front a little: lengths that nearly fit."""
     body = body.copy()
     slots = min(len(body) // 8, 12)
     if slots:
@@ -250,7 +249,7 @@ def _repeat(body: Bytes, other: Bytes, numel: int, rng: np.random.Generator) -> 
 
 
 def _noise(body: Bytes, other: Bytes, numel: int, rng: np.random.Generator) -> Bytes:
-    """Random bytes behind a valid front, or throughout."""
+    """Random bytes after a valid front, or throughout."""
     keep = int(rng.choice([0, 8, 16, 32])) if len(body) else 0
     return np.concatenate([body[:keep], rng.integers(0, 256, max(0, len(body) - keep), dtype=np.uint8)])
 
@@ -259,7 +258,7 @@ _CHANGES = (_flip, _bytes, _number, _number, _nudge, _truncate, _extend, _splice
 
 
 def hostile(target: Target, rng: np.random.Generator) -> tuple[Bytes, bool]:
-    """A mutated frame, and whether it must be refused before any decoder sees it."""
+    """A mutated frame, and whether it must be rejected before decoding."""
     parts, other = (target.valid[i] for i in rng.integers(0, len(target.valid), 2))
     kind = rng.random()
     if kind < 0.85:
@@ -285,14 +284,14 @@ def _mutated_parts(parts: Parts, other: Parts, numel: int, rng: np.random.Genera
 
 
 def _lying(target: Target, parts: Parts, rng: np.random.Generator) -> tuple[Bytes, bool]:
-    """A header that lies, with a checksum that is right."""
+    """A wrong header with a valid checksum."""
     honest = {**target.honest, "meta": len(parts.meta), "body": len(parts.body)}
     name = str(rng.choice(sorted(honest)))
     near = honest[name] + int(rng.choice([-1, 1, 8]))
     value = int(rng.choice(np.array([near % 2**64, 0, 2**31, 2**63, 2**64 - 1], dtype=np.uint64)))
     value %= {"flags": 2**16, "meta": 2**32, "zero": 2**32}.get(name, 2**64)
     if name == "flags":
-        value &= ~frames.NONFINITE  # that flag is no lie that could be seen
+        value &= ~frames.NONFINITE  # a wrong flag cannot be detected
     frame = target.frame(parts, **{name: value})
     if name == "meta":  # another length in as many words: only the decoder can tell
         return frame, padded(value) != padded(honest[name])
@@ -303,7 +302,7 @@ def _lying(target: Target, parts: Parts, rng: np.random.Generator) -> tuple[Byte
 
 
 def judge(target: Target, frame: Bytes, must_be_refused: bool, counts: Counts, seconds: float = SECONDS) -> None:
-    """Opens and decodes one frame; raises FoundError for anything but a refusal with a text, or a result."""
+    """Open and decode one frame; raise FoundError for anything but a rejection with a message, or a result."""
     target.guarded.zero_()
     began = time.thread_time()
     try:
@@ -323,7 +322,7 @@ def judge(target: Target, frame: Bytes, must_be_refused: bool, counts: Counts, s
 
 
 def _is_valid(target: Target, frame: Bytes) -> bool:
-    """Whether this frame holds a valid payload: frames that were spliced may turn out to be valid ones."""
+    """Whether this frame has a valid payload: a spliced frame may happen to be valid."""
     tail = frame[HEADER_NBYTES:]
     return any(np.array_equal(parts.joined, tail) for parts in target.valid)
 
@@ -366,15 +365,15 @@ def _note(error: ValueError, counts: Counts) -> None:
 
 
 def targets_of(codec: Compressor) -> list[Target]:
-    """Of buckets of several sizes, the last of them as large as a real one."""
+    """Targets for buckets of several sizes, the last as large as a real one."""
     return [Target.of(codec, layout) for layout in (*SMALL, LARGE)]
 
 
 def fuzz(codec: Compressor, count: int, seed: int, seconds: float = SECONDS) -> Counts:
-    """So many mutated frames of one codec, over buckets of several sizes.
+    """Try ``count`` mutated frames of one codec, over buckets of several sizes.
 
     Raises:
-        FoundError: A frame did what no frame may do; its note says how to repeat it.
+        FoundError: at the first finding; its note says how to repeat it.
     """
     rng = np.random.default_rng([seed, codec.fingerprint()])
     *small, large = targets_of(codec)
@@ -402,7 +401,7 @@ def _how_to_repeat(target: Target, seed: int, i: int, frame: Bytes) -> str:
 
 @contextmanager
 def limited_memory(headroom: int = HEADROOM) -> Iterator[None]:
-    """Within, the process may map only so many bytes more than it has now: a huge allocation fails."""
+    """Inside the block the process may map only so many bytes more than it has now: a huge allocation fails."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
@@ -417,7 +416,7 @@ def limited_memory(headroom: int = HEADROOM) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fuzzes all codecs, or some, and prints what became of the frames; 1 if something was found."""
+    """Fuzz all codecs, or some, and print a table; returns 1 if there was a finding."""
     parser = argparse.ArgumentParser(prog="python -m tersegrad.lab.fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("--frames", type=int, default=1_000_000, help="mutated frames in all")
     parser.add_argument("--seed", type=int, default=0)

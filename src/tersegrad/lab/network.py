@@ -30,7 +30,7 @@ MAX_HOSTS = 64
 _MIN_RATE = 1000.0  # bytes a second
 _INTERFACE = "lab0"  # not eth0: a worker started outside by mistake must not find an interface of this name
 _SUBNET = "198.18.0"  # RFC 2544 keeps these addresses for laboratories: nothing real answers there
-_PATIENCE = 10.0  # seconds until a keeper counts as stuck; it needs a few hundredths, or 4 if workers resist
+_PATIENCE = 10.0  # seconds until a keeper counts as stuck; it needs some 10 ms, or 4 s if workers do not end
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 
 _KEEPER = """

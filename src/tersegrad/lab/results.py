@@ -75,7 +75,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Run:
-    """One file."""
+    """One training run, as read from its file."""
 
     file: str
     spec: str
@@ -94,12 +94,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Did it get to its end?"""
+        """Whether the run is finished."""
         return self.end is not None
 
     @property
     def last_step(self) -> int:
-        """How far it got."""
+        """The number of steps so far."""
         return max([*(s.step for s in self.steps), *(s.step for s in self.curve)], default=0)
 
     @property
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def sent(self) -> float | None:
-        """Bytes so far, where somebody counted."""
+        """Bytes sent so far; None if they were not counted."""
         counts = [*(s.sent for s in self.steps), *(s.sent for s in self.curve)]
         return max((count for count in counts if count is not None), default=None)
 
@@ -132,7 +132,7 @@ class Run:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of a step by what they were for, as far as known. Only compute does not overlap with the others."""
+        """Seconds of a step by phase, as far as known. Only compute does not overlap with the others."""
         last = self.steps[-1] if self.steps else None
         if last is not None and last.encode is not None and last.wait is not None and last.decode is not None:
             spent = {"encode": last.encode, "wait": last.wait, "decode": last.decode}
@@ -177,7 +177,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder."""
+    """All results in a folder."""
 
     runs: tuple[Run, ...]
     stubs: tuple[str, ...]  # files that were cut off before they said what they are
@@ -198,12 +198,12 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float | None]) -> "Spread | None":
-        """None where no value is known and finite."""
+        """The spread of the finite values; None if there are none."""
         known = [v for v in values if v is not None and math.isfinite(v)]
         return Spread(statistics.median(known), min(known), max(known), len(known)) if known else None
 
     def scaled(self, factor: float) -> "Spread":
-        """In another unit."""
+        """The same spread in another unit."""
         return Spread(factor * self.median, factor * self.low, factor * self.high, self.count)
 
 
@@ -216,21 +216,21 @@ class Group:
 
     @property
     def finished(self) -> tuple[Run, ...]:
-        """The runs that count."""
+        """The finished runs."""
         return tuple(run for run in self.runs if run.finished)
 
     @property
     def unfinished(self) -> tuple[Run, ...]:
-        """The runs that are only shown."""
+        """The unfinished runs, which are shown but not counted."""
         return tuple(run for run in self.runs if not run.finished)
 
     def spread(self, value: Callable[[Run], float | None]) -> Spread | None:
-        """Of the finished runs."""
+        """The spread of a value over the finished runs."""
         return Spread.of(value(run) for run in self.finished)
 
     @property
     def parts(self) -> dict[str, Spread]:
-        """Seconds of a step by what they were for."""
+        """Seconds of a step by phase."""
         names = dict.fromkeys(part for run in self.finished for part in run.parts)
         spreads = {part: Spread.of(run.parts.get(part) for run in self.finished) for part in names}
         return {part: spread for part, spread in spreads.items() if spread is not None}
@@ -272,7 +272,7 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 def _groups(by_spec: dict[tuple[str, str], list[Run]]) -> tuple[Group, ...]:
     specs = [spec for spec, _ in by_spec]
-    groups = [  # a preset that has changed its meaning since is another method
+    groups = [  # by expression too: a preset may have changed between runs
         Group(spec if specs.count(spec) == 1 else f"{spec} = {expression}", tuple(runs))
         for (spec, expression), runs in by_spec.items()
     ]

@@ -1,4 +1,4 @@
-"""Long runs of everything at random: methods, sizes, restarts, NaNs; replicas, conservation and memory are watched.
+"""Long random runs of methods, sizes, restarts and NaNs; replicas, conservation and memory are checked.
 
     python -m tersegrad.lab.soak --steps 10000 --seed 0
 
@@ -6,10 +6,10 @@ Most steps run on workers that are threads (ThreadComm); every tenth episode run
 ``attach``. An episode is one method on one bucket (or model) for some dozen steps; every fifth has a bucket as large as
 a real one, from 2**20 floats, and fewer steps. Methods come as they are, and inside warm-ups, schedules and StepAhead
 whose phases end within the episode; the learning rate drops. States are saved and loaded into fresh reducers over
-other buckets of the same tensors, and single elements become NaN or infinite. Watched:
+other buckets of the same tensors, and single elements become NaN or infinite. Checked:
 
 - replicas: the same bits on all workers in every step;
-- NaN: a step with one on one worker is non-finite on all, and the state stays what it was;
+- NaN: a step with a NaN on one worker is non-finite on all, and leaves the state unchanged;
 - conservation: sum of means + mean residual == sum of what the gradients add to the account (``contribution``), to
   rounding and what the method states that it ``loses``; NaN steps left out;
 - memory: after a third of the run as warm-up, neither the resident set nor what Python has allocated may grow by more
@@ -53,11 +53,11 @@ from tersegrad.testing.inputs import squares
 from tersegrad.testing.runs import finish, held, same
 from tersegrad.wrappers import ErrorFeedback, Schedule, StepAhead, Warmup
 
-GROWTH = 48 << 20  # bytes: ten buckets of the largest size that is used; a leak of one an episode is ten times more
+GROWTH = 48 << 20  # bytes: ten buckets of the largest size; a leak of one per episode is ten times more
 STEPS = 30  # of an episode
 LARGE_STEPS = 10  # of one with a large bucket
-IN_PROCESSES = 10  # every so manieth episode runs in real processes
-WITH_LARGE = 5  # every so manieth episode has a large bucket
+IN_PROCESSES = 10  # every 10th episode runs in real processes
+WITH_LARGE = 5  # every 5th episode has a large bucket
 LARGE = 2**20  # floats that a large bucket has at least
 TENSORS = ("a.weight", "a.bias", "b.weight", "c.weight", "d.bias")
 NAN_STEP = 3  # of both parts of an episode in real processes
@@ -66,7 +66,7 @@ PHASE = 4  # steps after which warm-ups and schedules end
 
 @dataclass
 class Tally:
-    """What has been run."""
+    """Counts and measurements of a run."""
 
     steps: int = 0
     process_steps: int = 0
@@ -82,7 +82,7 @@ class Tally:
 
 
 def methods() -> list[Reducer]:
-    """Every reducer's examples, every compressor in three exchanges with and without memory, and the presets."""
+    """Every reducer's examples, every compressor in three reducers with and without memory, and the presets."""
     classes = [cls for cls in registry().values() if cls.__module__.startswith("tersegrad.")]
     examples = [parse(text) for cls in classes for text in cls.examples or (f"{cls.__name__}()",)]
     found = [spec for spec in examples if isinstance(spec, Reducer)]
@@ -94,7 +94,7 @@ def methods() -> list[Reducer]:
 
 
 def with_phases(reducer: Reducer, rng: np.random.Generator) -> Reducer:
-    """The same method, or one that comes to it after some steps, or that steps ahead by its residual."""
+    """The same method; or inside a warm-up, a schedule or StepAhead."""
     if any(isinstance(part, StepAhead) for part in reducer.walk()):
         return reducer  # nothing may be around it
     for kind in rng.permutation(["as it is", "warmup", "schedule", "ahead", "all"]):
@@ -124,7 +124,7 @@ _WRAPPED: dict[str, Callable[[Reducer], Reducer]] = {
 
 @dataclass
 class Plan:
-    """What happens in one episode, the same on all workers."""
+    """The events of one episode, the same on all workers."""
 
     reducer: Reducer
     size: int
@@ -136,7 +136,7 @@ class Plan:
 
     @staticmethod
     def drawn(reducer: Reducer, rng: np.random.Generator, steps: int = STEPS, large: bool = False) -> "Plan":
-        """All by chance."""
+        """A random plan."""
         steps = min(steps, LARGE_STEPS) if large else steps
         shapes = _large_shapes(rng) if large else _shapes(rng)
         size = int(rng.integers(1, 5))
@@ -153,11 +153,11 @@ class Plan:
         return sum(map(math.prod, self.shapes.values())) >= LARGE
 
     def learning_rate(self, step: int) -> float:
-        """It drops now and then."""
+        """The learning rate of a step; it drops from time to time."""
         return 0.1 * 0.5 ** (step // 5)
 
     def gradient(self, rank: int, step: int) -> dict[str, Tensor]:
-        """Of one worker in one step, by tensor, with a NaN or an infinity where it shall be."""
+        """The gradient of one worker in one step, by tensor, with a NaN or an infinity if the plan has one."""
         rng = np.random.default_rng([self.seed, rank, step])
         scale = 10.0 ** rng.uniform(-3, 0)
         whole = {n: _laplace(rng, scale, s) for n, s in self.shapes.items()}
@@ -214,7 +214,7 @@ class _Worker:
         self.digests: list[int] = []
 
     def restart(self, buckets: list[list[str]]) -> None:
-        """All states saved, and loaded into fresh ones of other buckets."""
+        """Save all states, and load them into fresh ones of other buckets."""
         pieces: dict[str, State] = {}
         for part in self.parts:
             pieces |= {name: states.copy(piece) for name, piece in states.split(part.state, part.layout).items()}
@@ -226,7 +226,7 @@ class _Worker:
             self.parts.append(_Part(layout, state))
 
     def step(self, number: int) -> None:
-        """One gradient: reduced in all buckets, then committed in all or rolled back in all."""
+        """Reduce one gradient in all buckets, then commit or roll back all of them."""
         gradient = self.plan.gradient(self.comm.rank, number)
         before = [states.copy(part.state) for part in self.parts] if number in self.plan.nonfinite else []
         reduced = [self._reduce(part, gradient, number) for part in self.parts]
@@ -263,7 +263,7 @@ class _Worker:
             self.sent[name] += mean
 
     def end(self) -> "Outcome":
-        """What is compared with the others."""
+        """The outcome, to be compared with those of other workers."""
         late: dict[str, Tensor] = {}
         for part in self.parts:
             residual = held(self.plan.reducer, part.state, part.layout)
@@ -273,16 +273,16 @@ class _Worker:
 
 
 def same_states(one: list[State], other: list[State]) -> bool:
-    """Whether the states of several buckets hold the same."""
+    """Whether the states of several buckets are equal."""
     return all(same(a, b) for a, b in zip(one, other, strict=True))
 
 
 @dataclass
 class Outcome:
-    """One worker's end of an episode."""
+    """One worker's results of an episode."""
 
     digests: list[int]
-    left: dict[str, Tensor]  # what was given minus the residual: what must have been sent
+    left: dict[str, Tensor]  # sum of gradients minus the residual, which must have been sent
     sent: dict[str, Tensor]
     largest: float
 
@@ -320,7 +320,7 @@ def conservation(plan: Plan, outcomes: list[Outcome]) -> float:
 
 
 def _serve(rank: int, size: int, store: str, spec: str, seed: int, steps: int, large: bool, pipe: Any) -> None:
-    """A process of an episode under real DDP: attach, train, save, begin anew with other buckets, train."""
+    """A process of an episode under real DDP: attach, train, save, restart with other buckets, train."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -394,13 +394,13 @@ def soak(steps: int, seed: int, processes: bool = True, say: Callable[[str], Non
     """Episodes until so many steps are done; raises AssertionError at the first that fails, with how to repeat it.
 
     Args:
-        steps: Of all episodes together.
-        seed: Everything follows from it.
-        processes: Whether some episodes run in real processes.
-        say: Is given a line an episode.
+        steps: of all episodes together.
+        seed: determines everything.
+        processes: whether some episodes run in real processes.
+        say: called with one line per episode.
 
     Returns:
-        What has been run.
+        The counts and measurements of the run.
     """
     rng, tally, everything = np.random.default_rng(seed), Tally(), methods()
     tracemalloc.start()
@@ -451,14 +451,14 @@ def _count(tally: Tally, plan: Plan, real: bool) -> None:
 
 
 def _give_back_memory() -> None:
-    """Freed memory goes back to the system, where the C library can be asked to: it would count as resident."""
+    """Return freed memory to the system, if the C library can: it would count as resident."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def growth(samples: list[int]) -> int:
-    """Median of the last quarter minus median of the first, of what comes after a third as warm-up."""
+    """Median of the last quarter minus median of the first, of the samples after a third as warm-up."""
     warm = samples[len(samples) // 3 :]
     quarter = max(1, len(warm) // 4)
     return int(statistics.median(warm[-quarter:]) - statistics.median(warm[:quarter]))

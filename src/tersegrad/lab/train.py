@@ -33,12 +33,12 @@ _GRACE = 5.0  # seconds that workers have to end by themselves
 
 
 class RunFailedError(RuntimeError):
-    """A worker ended before its time; says which, and its last words."""
+    """A worker failed; the message names it and has the end of its log."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for: several methods, otherwise equal."""
+    """The request: several methods in the same setting."""
 
     specs: tuple[str, ...]
     workload: str
@@ -60,7 +60,7 @@ class Plan:
     learning_rate: float | None = None  # the highest of the run; None: the workload's own
 
     def configs(self) -> list[Config]:
-        """One per method and seed; every mistake that can be seen now is told now."""
+        """One Config per method and seed; errors that can be detected now are raised now."""
         network = self._network()
         by_kernel = network == "netns" and self.latency is not None and networks.latency_supported()
         workloads.find(self.workload).load(self.data)
@@ -120,7 +120,7 @@ class Plan:
 
 
 def train(plan: Plan, console: Console) -> int:
-    """Makes every run that is not there yet. Finished runs are kept whatever happens, and not made again."""
+    """Run every run that is missing. Finished runs are kept in any case, and not repeated."""
     configs = plan.configs()
     plan.out.mkdir(parents=True, exist_ok=True)
     missing = [config for config in configs if not _is_done(config)]
@@ -206,7 +206,7 @@ def make_runs(configs: list[Config], network: Network | None, progress: Progress
     """Starts workers that make these runs one after the other, shows how far they are, and leaves none behind."""
     files = {Path(config.file): _add_bar(config, progress) for config in configs}
     for file in files:
-        file.unlink(missing_ok=True)  # cut off in the middle: made anew
+        file.unlink(missing_ok=True)  # interrupted: run again
     with tempfile.TemporaryDirectory(prefix="tersegrad-logs-") as folder, _termination_as_interrupt():
         workers = _launch(configs, network, Path(folder))
         try:
@@ -214,7 +214,7 @@ def make_runs(configs: list[Config], network: Network | None, progress: Progress
                 for file, bar in files.items():
                     _show(file, bar, progress)
                 if any(worker.poll() for worker in workers):
-                    _end(workers, _GRACE)  # the others notice by themselves, or are ended
+                    _end(workers, _GRACE)  # the others end by themselves, or are killed
                 time.sleep(_POLL)
         finally:
             _end(workers, 0.0)
@@ -243,7 +243,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def is_finished(file: Path) -> bool:
-    """Whether a run came to its end."""
+    """Whether a run is finished."""
     events = read_events(file)
     return bool(events) and events[-1]["event"] == "end"
 

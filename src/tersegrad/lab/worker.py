@@ -34,7 +34,7 @@ COMPUTE_MS = 1000  # and for how long, at least: in a tenth of that one worker c
 
 @dataclass(frozen=True)
 class Config:
-    """One run, complete."""
+    """The complete description of one run."""
 
     spec: str
     workload: str
@@ -43,7 +43,7 @@ class Config:
     bandwidth: str | None
     latency: str | None
     seed: int
-    epochs: int | None  # one of these three says how long
+    epochs: int | None  # exactly one of these three sets the length of the run
     steps: int | None
     seconds: float | None
     data: str | None
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def leave_together() -> None:
-    """Nobody leaves while others still talk: gloo aborts a process whose peer is gone.
+    """Wait until all workers are done: gloo aborts a process whose peer has gone.
 
     A barrier over gloo is not enough, since its last message may still be under way to the others; so all say through
     the store that they have passed it. The rank that may hold the store leaves last.
@@ -133,7 +133,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Since training began, less the evaluations: batches and the log count, or who logs would wait for nobody."""
+        """Seconds since training began, without evaluations. Batches and the log count, or rank 0 would wait less."""
         return time.perf_counter() - self.began - self.paused
 
     def run(self) -> None:

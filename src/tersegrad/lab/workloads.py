@@ -1,4 +1,4 @@
-"""What the lab trains: a dataset, a network, and everything else that must not differ between two methods.
+"""Workloads: a dataset, a network, and everything else that must not differ between two methods.
 
 A training loop is written once, for all of them::
 
@@ -57,7 +57,7 @@ class Batch:
 
 
 class Task(ABC, Generic[D]):
-    """How a kind of data is cut into batches, learnt and judged."""
+    """How a kind of data is split into batches, trained on and evaluated."""
 
     metric: ClassVar[str]  # "accuracy" (higher is better) or "perplexity" (lower is better)
 
@@ -80,7 +80,7 @@ class Task(ABC, Generic[D]):
 
 @dataclass(frozen=True)
 class Classify(Task[Images]):
-    """Images in classes, shuffled anew each epoch."""
+    """Images in classes, shuffled in each epoch."""
 
     metric: ClassVar[str] = "accuracy"
     mean: tuple[float, ...]  # per channel, in the units of the bytes
@@ -88,7 +88,7 @@ class Classify(Task[Images]):
     augment: bool = False  # random shift by up to 4 pixels and random mirroring
 
     def steps(self, data: Images, batch: int, size: int) -> int:
-        """What does not fill a batch on every worker is left out of this epoch."""
+        """Images that do not fill a batch on every worker are left out of this epoch."""
         return len(data.train_y) // (batch * size)
 
     def batches(self, data: Images, batch: int, epoch: int, rank: int, size: int, seed: int) -> Iterator[Batch]:
@@ -121,7 +121,7 @@ class Classify(Task[Images]):
 
 @dataclass(frozen=True)
 class Streams(Task[Text]):
-    """A text for a recurrent network: cut into size x batch contiguous streams, read side by side, state carried on.
+    """A text for a recurrent network: size x batch contiguous streams, read in parallel, with the state carried on.
 
     As published, nothing is shuffled: a seed changes the weights and the dropout only.
     """
@@ -153,7 +153,7 @@ class Streams(Task[Text]):
 
 @dataclass(frozen=True)
 class Windows(Task[Text]):
-    """A text for a network without memory: pieces of equal length, cut elsewhere and shuffled anew each epoch."""
+    """A text for a network without memory: pieces of equal length, with other borders and order in each epoch."""
 
     metric: ClassVar[str] = "perplexity"
     length: int  # tokens in a piece
@@ -201,7 +201,7 @@ class Workload:
     warmup: float = 0.05  # share of the run in which the learning rate rises
     momentum: float = 0.9
     weight_decay: float = 0.0
-    max_norm: float | None = None  # the averaged gradient is clipped to this length
+    max_norm: float | None = None  # the averaged gradient is clipped to this norm
     adam: bool = False  # AdamW instead of SGD (with Nesterov's momentum, if any)
 
     @property

@@ -50,9 +50,9 @@ class SquaredGradients(ABC):
             )
         with self._lock, torch.no_grad():
             before = [self.of(p).clone() for p in parameters]  # they may overlap ``flat``
-            stretches = flat.split([p.numel() for p in parameters])
-            for p, stretch, sums in zip(parameters, stretches, before, strict=True):
-                self._sums[id(p)] = shaped(stretch, p).copy_(sums)
+            slices = flat.split([p.numel() for p in parameters])
+            for p, part, sums in zip(parameters, slices, before, strict=True):
+                self._sums[id(p)] = shaped(part, p).copy_(sums)
 
     def clear(self) -> None:
         """Set all sums to zero; call it between backward passes."""

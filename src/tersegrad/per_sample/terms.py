@@ -1,4 +1,4 @@
-"""The contributions of the samples of a batch to one parameter's gradient, computed a few samples at a time and squared.
+"""The contributions of samples to one parameter's gradient, computed a few samples at a time and squared.
 
 A term is one use of a parameter. Its gradients per sample are never all in memory: a chunk of samples takes at most
 ``ROOM`` floats (4 MB), or as many as a single sample needs if that is more.
@@ -170,10 +170,10 @@ class Products(Term):
         for first in range(0, self.samples, step):
             left, right = operands(first, min(self.samples, first + step))
             for top in range(0, rows, height):
-                stretch = matrix[top : top + height].view(-1)
-                gradients = tile[: left.shape[0] // self._groups * stretch.numel()]
+                rows_sums = matrix[top : top + height].view(-1)
+                gradients = tile[: left.shape[0] // self._groups * rows_sums.numel()]
                 torch.bmm(left[:, top : top + height], right, out=gradients.view(left.shape[0], -1, columns))
-                kernels.on(matrix).add_squares(stretch, gradients)
+                kernels.on(matrix).add_squares(rows_sums, gradients)
 
 
 class Tokens(Term):

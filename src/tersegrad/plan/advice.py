@@ -1,4 +1,4 @@
-"""The answer: every spec's predicted step on a given network, ranked, and in plain words whether to compress."""
+"""The predicted step time of every spec on a given network, ranked, and advice whether to compress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from tersegrad.plan.codecs import BucketCost, Network, split
 from tersegrad.plan.timeline import Compute, simulate
 
 PLAIN, HALF = ("none", "Dense()"), ("bf16", "fp16", "AllReduce(BF16())", "AllReduce(FP16())")
-WORTH = 0.05  # share of the step that a harsher method must save to be advised
-HIDDEN = 0.05  # share of the step by which communication may lengthen it and still be called hidden
+WORTH = 0.05  # share of the step that a lossier method must save to be recommended
+HIDDEN = 0.05  # share by which communication may lengthen the step and still count as hidden
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the predictions hold."""
+    """The network, the workers and the computation that predictions are made for."""
 
     workers: int
     network: Network
@@ -29,7 +29,7 @@ class Prediction:
     spec: str
     step: float
     compute: float
-    exposed: float  # by how much communication and coding lengthen the step
+    exposed: float  # seconds by which communication and coding lengthen the step
     encode: float
     wait: float
     decode: float
@@ -38,12 +38,12 @@ class Prediction:
 
     @property
     def hidden(self) -> bool:
-        """Whether it hides behind backward."""
+        """Whether communication is hidden behind backward."""
         return self.exposed <= HIDDEN * self.step
 
 
 def predict(spec: str, costs: Sequence[BucketCost], setting: Setting) -> Prediction:
-    """One step, bucket by bucket along the timeline of backward; parameters step ahead before that."""
+    """Predict one step, bucket by bucket along the timeline of backward; StepAhead's shift comes before that."""
     ahead = sum(cost.ahead for cost in costs)
     parts = [split(cost, setting.workers, setting.network) for cost in costs]
     step = simulate(setting.compute, [part.service for part in parts], setting.contention)
@@ -66,9 +66,9 @@ def rank(costs: Mapping[str, Sequence[BucketCost]], setting: Setting) -> list[Pr
 
 
 def answer(ranked: Sequence[Prediction]) -> str:
-    """What to do, and why, in a sentence or two.
+    """Advice, with the reason, in a sentence or two.
 
-    The gentlest of plain, half precision and compressed that is within 5 % of the fastest.
+    It is the least lossy of float32, half precision and compressed that is within 5 % of the fastest.
     """
     best = ranked[0]
     for specs, name in ((PLAIN, "plain float32"), (HALF, "dense {}")):
@@ -85,7 +85,7 @@ def answer(ranked: Sequence[Prediction]) -> str:
 
 
 def show(ranked: Sequence[Prediction]) -> str:
-    """The table for people."""
+    """The predictions as a table."""
     width = max(len("spec"), *(len(p.spec) for p in ranked))
     heads = ("step", "compute", "exposed", "encode", "wait", "decode", "sent", "memory")
     lines = [f"{'spec':<{width}} " + " ".join(f"{head:>9}" for head in heads)]
@@ -97,7 +97,7 @@ def show(ranked: Sequence[Prediction]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """As milliseconds.
+    """Seconds as text in milliseconds.
 
     >>> _ms(0.01234), _ms(1.5)
     ('12.3 ms', '1500 ms')
@@ -108,7 +108,7 @@ def _ms(seconds: float) -> str:
 def curves(
     costs: Mapping[str, Sequence[BucketCost]], setting: Setting, workers: Sequence[int]
 ) -> dict[str, list[float]]:
-    """Seconds of a step by spec, for every number of workers; the work of each stays the same."""
+    """Step time by spec, for every number of workers, with the same computation per worker (weak scaling)."""
     return {
         spec: [
             predict(spec, each, Setting(n, setting.network, setting.compute, setting.contention)).step for n in workers
@@ -118,7 +118,7 @@ def curves(
 
 
 def best_by_workers(steps: Mapping[str, Sequence[float]], workers: Sequence[int]) -> list[tuple[int, int, str]]:
-    """From how many workers to how many which spec is the fastest."""
+    """Ranges of the number of workers, from and to, and the fastest spec in each."""
     spans: list[tuple[int, int, str]] = []
     for place, n in enumerate(workers):
         best = min(steps, key=lambda spec: steps[spec][place])

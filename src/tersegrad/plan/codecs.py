@@ -1,4 +1,4 @@
-"""What a spec costs on this machine for one bucket, measured: time to code, bytes of its messages, memory."""
+"""Measure the cost of a spec on this machine for one bucket: coding time, bytes of its messages, memory."""
 
 import statistics
 import time
@@ -32,9 +32,9 @@ from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load, payloads_dec
 from tersegrad.plan.recording import Recorder, messages_of
 from tersegrad.plan.timeline import Service
 
-WARMUP = 3  # steps before the clock starts and messages are looked at
-ROUNDS = 5  # timed steps, of which the median counts
-MOST_LAYOUTS = 6  # buckets of different shapes that are measured; others are scaled from the nearest
+WARMUP = 3  # steps before timing and recording start
+ROUNDS = 5  # timed steps; the result is their median
+MOST_LAYOUTS = 6  # different buckets that are measured; others are scaled from the nearest in size
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class BucketCost:
     """One spec on one bucket."""
 
     numel: int
-    encode: float  # seconds, with everything but the decoding of payloads
+    encode: float  # seconds of everything but decoding payloads
     decode: float  # seconds for one payload
-    messages: tuple[tuple[str, int], ...]  # exchange and bytes of the payload, one after the other
+    messages: tuple[tuple[str, int], ...]  # collective and bytes of the payload, in order
     memory: int  # bytes that the method keeps between two steps
-    ahead: float = 0.0  # seconds before forward, in which parameters step ahead
+    ahead: float = 0.0  # seconds to shift the parameters before forward (StepAhead)
 
     def scaled(self, numel: int) -> "BucketCost":
-        """For a bucket of another length: everything grows in proportion."""
+        """The cost of a bucket of another length, scaled in proportion."""
         factor = numel / self.numel if self.numel else 0.0
         return BucketCost(
             numel,
@@ -63,7 +63,7 @@ class BucketCost:
 
 @dataclass(frozen=True)
 class Network:
-    """The link as all-reduces and as single messages between workers find it."""
+    """The measured link: one fit for all-reduces, one for messages between two workers."""
 
     all_reduce: Link
     messages: Link
@@ -74,13 +74,13 @@ class Network:
         return Network(link, link)
 
     def link(self, exchange: str) -> Link:
-        """The one that an exchange uses."""
+        """The link for a kind of exchange."""
         return self.all_reduce if exchange == ALL_REDUCE else self.messages
 
 
 @dataclass(frozen=True)
 class Split:
-    """Where the time of one bucket goes, with so many workers."""
+    """How the time of one bucket is spent, for a number of workers."""
 
     encode: float
     wait: float
@@ -90,7 +90,7 @@ class Split:
 
     @property
     def service(self) -> Service:
-        """As the timeline wants it."""
+        """The same as input of the timeline."""
         return Service(self.encode + self.wait + self.decode, self.work)
 
 
@@ -111,18 +111,18 @@ def split(cost: BucketCost, workers: int, network: Network) -> Split:
 
 
 def measure_all(spec: Reducer, buckets: Sequence[Layout], gradients: Sequence[Tensor]) -> list[BucketCost]:
-    """One cost a bucket; those of the same shapes are measured once, and of very many layouts only some.
+    """One cost per bucket. Buckets of the same shapes are measured once, and of very many layouts only some.
 
     Args:
-        spec: It is measured as it is once warm-ups and schedules by steps have ended.
-        buckets: As DDP makes them.
-        gradients: One a bucket, to measure with.
+        spec: what to measure; as it is after warm-ups and schedules by steps have ended.
+        buckets: as DDP makes them.
+        gradients: one per bucket, to measure with.
     """
     spec = settled(spec)
     layouts = {bucket.shapes: i for i, bucket in enumerate(buckets)}
     by_size = sorted(layouts.values(), key=lambda i: buckets[i].numel)
     step = max(1, -(-len(by_size) // MOST_LAYOUTS))
-    chosen = by_size[::-1][::step]  # the largest matters most
+    chosen = by_size[::-1][::step]  # the largest first, as it matters most
     known = {buckets[i].shapes: measure(spec, buckets[i], gradients[i]) for i in chosen}
     return [known.get(b.shapes) or _nearest(list(known.values()), b.numel).scaled(b.numel) for b in buckets]
 
@@ -132,7 +132,7 @@ def _nearest(costs: list[BucketCost], numel: int) -> BucketCost:
 
 
 def measure(spec: Reducer, layout: Layout, gradient: Tensor) -> BucketCost:
-    """Runs the spec: alone, for the time it takes to code; and with one and two others, for what it sends to them."""
+    """Run the spec alone to time coding, and with one and two other workers to record its messages."""
     whole, memory = _time_alone(spec, layout, gradient)
     two, three = (_record(spec, layout, gradient, workers) for workers in (2, 3))
     messages = messages_of(two, three)
@@ -143,7 +143,7 @@ def measure(spec: Reducer, layout: Layout, gradient: Tensor) -> BucketCost:
 
 
 def _step(spec: Reducer, layout: Layout, gradient: Tensor, comm: Comm) -> tuple[Callable[[], float], State]:
-    """A function that makes one step and says how long it took, and the state that it works on."""
+    """A function that runs one step and returns its seconds, and the state that it uses."""
     state, x, squares = spec.init(layout, comm), torch.empty_like(gradient), 4.0 * gradient.square()
     numbers = count()
 
@@ -167,7 +167,7 @@ def _time_alone(spec: Reducer, layout: Layout, gradient: Tensor) -> tuple[float,
 
 
 def _record(spec: Reducer, layout: Layout, gradient: Tensor, workers: int) -> Recorder:
-    """What the first of so many workers sends in one step."""
+    """The messages that rank 0 sends in one step with this many workers."""
 
     def work(comm: Comm) -> Recorder:
         recorder = Recorder(comm)
@@ -181,7 +181,7 @@ def _record(spec: Reducer, layout: Layout, gradient: Tensor, workers: int) -> Re
 
 
 def _time_decode(spec: Reducer, layout: Layout, gradient: Tensor, exchanges: set[str]) -> float:
-    """Seconds that one more payload takes; 0 where the spec has no compressor of its own to try."""
+    """Seconds to decode one more payload; 0 if the spec has no compressor of its own."""
     compressor = next((part for part in spec.walk() if isinstance(part, Compressor)), None)
     if compressor is None:
         return 0.0
@@ -190,13 +190,13 @@ def _time_decode(spec: Reducer, layout: Layout, gradient: Tensor, exchanges: set
         payload = compressor.encode(gradient, state)
         states.commit(state)
     one, three = (partial(decode_sum, compressor, [payload] * n, 1.0, out, state) for n in (1, 3))
-    if ALL_GATHER in exchanges:  # decodes all of them together
+    if ALL_GATHER in exchanges:  # all payloads are decoded together
         return max(0.0, _median_seconds(three) - _median_seconds(one)) / 2
     return _median_seconds(partial(accumulate, compressor, payload, out) if adds_in_place(compressor) else one)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """After once for nothing."""
+    """The median time of several runs, after one warm-up run."""
     times = []
     for _ in range(1 + ROUNDS):
         started = time.perf_counter()
@@ -206,13 +206,13 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _time_shift(weights: Tensor) -> tuple[float, int]:
-    """Seconds in which parameters are shifted by the residual, and bytes of the tensors that take their place."""
+    """Seconds to shift the parameters by the residual, and bytes of the shifted copies."""
     shifted, residual = torch.empty_like(weights), torch.zeros_like(weights)
     return _median_seconds(lambda: kernels.on(weights).add_scaled(weights, residual, -0.1, shifted)), shifted.nbytes
 
 
 def nbytes_of(state: State) -> int:
-    """Bytes of all tensors in a state, scratch included; a tensor that is there twice counts once."""
+    """Bytes of all tensors in a state, including scratch; a tensor that occurs twice counts once."""
     found: dict[int, int] = {}
     _collect(state, found)
     return sum(found.values())
@@ -228,33 +228,29 @@ def _collect(state: State, found: dict[int, int]) -> None:
 
 
 class _Alone(Comm):
-    """One worker, to whom nobody answers: no collective costs anything."""
+    """A single worker, whose collectives take no time."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
 
     def start_all_reduce(self, x: Tensor) -> Pending:
-        """The sum of one is there already."""
-        return _There(x)
+        return _Complete(x)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """One's own."""
         return [x]
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
-        """There is nobody to send to."""
-        raise RuntimeError("a single worker has nobody to send a message to.")
+        raise RuntimeError("a single worker cannot send a message to another one.")
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
-        """It is there already."""
+        pass
 
 
-class _There(Pending):
-    """What need not be waited for."""
+class _Complete(Pending):
+    """A collective that is complete at once."""
 
     def __init__(self, x: Tensor):
         self._x = x
 
     def wait(self) -> Tensor:
-        """See Pending."""
         return self._x

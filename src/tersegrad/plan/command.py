@@ -1,4 +1,4 @@
-"""``tersegrad plan``: from what was asked to what is printed."""
+"""``tersegrad plan``: from the request to the printed answer."""
 
 import os
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from tersegrad.plan.cost import Link
 from tersegrad.plan.probe import SPECS, Profile, contention_of
 from tersegrad.specs import parse_reducer
 
-OVERHEAD = 5e-5  # seconds to start one message, where nobody has measured it: gloo from Python, roughly
+OVERHEAD = 5e-5  # seconds to start one message, if it was not measured: gloo from Python, roughly
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked."""
+    """The arguments of ``tersegrad plan``."""
 
     specs: tuple[str, ...] = ()
     model: str | None = None
@@ -48,7 +48,7 @@ def parse_workers(text: str) -> tuple[int, ...]:
 
 
 def run(request: Request) -> str:
-    """The whole answer as text; curves are drawn into a file beside it."""
+    """Return the whole answer as text; scaling curves are drawn into a file."""
     profile = _complete(_known(request), request.specs)
     workers = request.workers or (profile.workers,)
     setting = Setting(workers[0], profile.network, profile.compute, profile.contention)
@@ -60,7 +60,7 @@ def run(request: Request) -> str:
 
 
 def _known(request: Request) -> Profile:
-    """What is known before any codec is timed."""
+    """The profile before any codec is timed: model, network and computation."""
     if request.profile is not None:
         if request.model or request.params or request.compute:
             raise ValueError("a profile says what the model is. Leave out --model, --params and --compute.")
@@ -77,13 +77,13 @@ def _known(request: Request) -> Profile:
     else:
         buckets = model.buckets_of_size(request.params or 0) if module is None else model.buckets_of(module)
         timeline = model.compute_of(seconds, buckets)
-    contention = contention_of(os.cpu_count() or 1, 1)  # one worker a machine
+    contention = contention_of(os.cpu_count() or 1, 1)  # one worker per machine
     network = _network(request, Network(Link(), Link(overhead=OVERHEAD)))
     return Profile(request.workers[0], network, timeline, buckets, {}, contention, environment())
 
 
 def _network(request: Request, known: Network) -> Network:
-    """As measured, with what was said about it in its place."""
+    """The measured network, overridden by the request."""
     said: dict[str, float] = {}
     if request.bandwidth is not None:
         said["bandwidth"] = parse_rate(request.bandwidth)
@@ -93,12 +93,12 @@ def _network(request: Request, known: Network) -> Network:
 
 
 def _complete(profile: Profile, specs: Sequence[str]) -> Profile:
-    """With the costs of all specs that were asked for; those that nobody has measured are measured here and now."""
+    """Add the costs of all requested specs; those that are not in the profile are measured now."""
     wanted = list(specs) or list(profile.costs) or list(SPECS)
     for plain in ("bf16", "none"):
         if plain not in wanted:
-            wanted.insert(0, plain)  # nothing can be said without these
-    reducers = {text: parse_reducer(text) for text in wanted}  # a mistake is told before anything is timed
+            wanted.insert(0, plain)  # needed for the comparison
+    reducers = {text: parse_reducer(text) for text in wanted}  # an invalid spec is an error before anything is timed
     gradients = model.gradients_for(profile.buckets, None) if set(wanted) - set(profile.costs) else []
     costs: dict[str, list[BucketCost]] = {}
     for text, reducer in reducers.items():

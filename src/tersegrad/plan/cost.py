@@ -1,8 +1,8 @@
-"""What an exchange costs: closed forms with a latency and a bandwidth term each, and two papers' break-even points.
+"""The cost of collectives: closed forms with a latency and a bandwidth term, and two papers' break-even points.
 
-A link takes bytes / bandwidth + hops * latency, as ``comm.Throttled`` does: bytes that leave one worker, and messages
-that follow each other. Messages that a worker sends itself, and not the library in an all-reduce, also cost it the time
-to start one. With n workers and a vector, or a payload, of B bytes:
+A link takes bytes / bandwidth + hops * latency, as ``comm.throttled.Throttled`` does: bytes that leave one worker, and
+messages that follow each other. Messages that the worker itself sends (not the library in an all-reduce) also cost the
+time to start one. With n workers and a vector, or a payload, of B bytes:
 
 | exchange | bytes that leave a worker | hops | own messages | decoded payloads |
 |---|---|---|---|---|
@@ -31,15 +31,15 @@ EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_SHOT, RING, RING_GATHER, NEIGHBOUR, BRO
 
 @dataclass(frozen=True)
 class Link:
-    """One worker's way out: bytes a second, seconds a hop, and how much of its time is work for the processor."""
+    """One worker's link: bytes per second, seconds per hop, and the share of that time that keeps a core busy."""
 
     bandwidth: float = math.inf
     latency: float = 0.0
-    overhead: float = 0.0  # seconds that a worker needs to start one message
-    busy: float = 0.0  # 0: a network card does it all; 1: sockets and copies keep a core busy throughout
+    overhead: float = 0.0  # seconds to start one message
+    busy: float = 0.0  # 0: the network card does all the work; 1: sockets and copies keep a core busy
 
     def seconds(self, nbytes: float, hops: float, messages: float = 0) -> float:
-        """How long it takes.
+        """Seconds to send so many bytes.
 
         >>> Link(bandwidth=1e6, latency=0.01).seconds(500_000, hops=2)
         0.52
@@ -48,11 +48,11 @@ class Link:
 
 
 class Load(NamedTuple):
-    """What an exchange asks of one worker's link."""
+    """The load of a collective on one worker's link."""
 
     sent: int  # bytes
     hops: int
-    messages: int  # that it starts itself
+    messages: int  # that the worker itself starts
 
 
 # ---- closed forms --------------------------------------------------------------------------------
@@ -80,12 +80,12 @@ def pipelined_all_gather(lengths: Sequence[int], block: int, link: Link) -> floa
 
 
 def direct_all_gather(workers: int, nbytes: int, link: Link) -> float:
-    """Everybody sends to all others at once: (n-1) B / bandwidth + latency."""
+    """Every worker sends to all others at once: (n-1) B / bandwidth + latency."""
     return _exchange_seconds(ALL_GATHER, workers, nbytes, link)
 
 
 def two_shot(workers: int, nbytes: int, link: Link) -> float:
-    """Segments to those who reduce them, means to all: 2 (n-1)/n B / bandwidth + 2 latency, headers included."""
+    """Segments to the workers that reduce them, means to all: 2 (n-1)/n B / bandwidth + 2 latency, with headers."""
     return _exchange_seconds(TWO_SHOT, workers, nbytes, link)
 
 
@@ -99,7 +99,7 @@ def _exchange_seconds(exchange: str, workers: int, nbytes: int, link: Link) -> f
 
 
 def load(exchange: str, workers: int, nbytes: int) -> Load:
-    """For one bucket whose whole payload is ``nbytes`` long, header included.
+    """The load of one bucket whose whole payload has ``nbytes`` bytes, including the header.
 
     >>> load("all_gather", 4, 1000)
     Load(sent=3000, hops=1, messages=3)
@@ -122,7 +122,7 @@ def load(exchange: str, workers: int, nbytes: int) -> Load:
         body = max(0, nbytes - HEADER_NBYTES)  # every segment has a header of its own
         hops = 2 if exchange == TWO_SHOT else 2 * others
         return Load(2 * others * (body // workers + HEADER_NBYTES), hops, 2 * others)
-    raise ValueError(f"{exchange!r} is no exchange that costs are known for: {', '.join(EXCHANGES)}.")
+    raise ValueError(f"there is no cost model for {exchange!r}; there are: {', '.join(EXCHANGES)}.")
 
 
 def payloads_decoded(exchange: str, workers: int) -> float:
@@ -161,8 +161,8 @@ def vgc_break_even(workers: int) -> float:
 def fft_least_ratio(network: float, change: float, fft: float, packing: float, selection: float) -> float:
     """The FFT paper (Wang et al. 2020): the ratio k above which compressing pays; infinite if none does.
 
-    k = 1 / (1 - 2 T_comm (4/T_m + 1/T_f + 1/T_p + 1/T_s)), all rates in bytes a second: the network's, and those of
-    changing the precision (four passes), of the transform, of packing and of selecting. Decompression costs as much
+    k = 1 / (1 - 2 T_comm (4/T_m + 1/T_f + 1/T_p + 1/T_s)), all rates in bytes per second: the network's, and those of
+    changing precision (four passes), of the transform, of packing and of selection. Decompression costs as much
     as compression, a message costs its bytes only, nothing overlaps with backward.
     """
     gain = 1 - 2 * network * (4 / change + 1 / fft + 1 / packing + 1 / selection)

@@ -1,4 +1,4 @@
-"""The user's model: its buckets as DDP makes them, and when backward has filled each of them."""
+"""The user's model: its buckets as DDP makes them, and when backward completes each of them."""
 
 import importlib
 import math
@@ -17,15 +17,15 @@ from tersegrad.core import Comm, Layout
 from tersegrad.plan.timeline import Compute
 
 FIRST_CAP, CAP = 1024 * 1024, 25 * 1024 * 1024  # bytes, as DDP's defaults
-FORWARD = 1 / 3  # of a step's computation, where only the whole is known: backward does twice the work
-WARMUP, ROUNDS, FEWEST = 3, 11, 3  # steps that do not count, that do, and that do in any case
-ENOUGH = 20.0  # seconds
+FORWARD = 1 / 3  # of a step's computation, if only its total is known: backward does twice the work
+WARMUP, ROUNDS, FEWEST = 3, 11, 3  # warm-up steps, timed steps, and the fewest timed steps
+ENOUGH = 20.0  # seconds after which no further steps are timed
 
 Loss = Callable[[], Tensor]
 
 
 def load(text: str) -> tuple[nn.Module, Loss | None]:
-    """The model of ``module:factory``. The factory gives a module, or a module and a function that gives its loss."""
+    """The model of ``module:factory``. The factory returns a module, or a module and a function that returns a loss."""
     module, colon, name = text.partition(":")
     if not colon or not name:
         raise ValueError(f"--model {text}: write module:factory, e.g. train:make_model.")
@@ -64,20 +64,20 @@ def assign_buckets(
 
 
 def buckets_of(model: nn.Module) -> list[Layout]:
-    """As DDP splits the model, if gradients come in the reverse order of the parameters."""
+    """The buckets of DDP, if gradients become ready in the reverse order of the parameters."""
     trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     return assign_buckets(trained[::-1])
 
 
 def buckets_of_size(numel: int, width: int = 1024) -> list[Layout]:
-    """Buckets of a model of which only the number of parameters is known: square matrices, and what is left over."""
+    """Buckets of a model of which only the number of parameters is known: matrices, and a remainder."""
     rows, rest = divmod(numel, width)
     matrices = [(f"matrix {row // width}", (min(width, rows - row), width)) for row in range(0, rows, width)]
     return assign_buckets([*matrices, *([("rest", (rest,))] if rest else [])])
 
 
 def compute_of(seconds: float, buckets: Sequence[Layout]) -> Compute:
-    """A step that takes ``seconds``, in which backward fills the buckets in proportion to their length."""
+    """A step of ``seconds``, in which backward completes the buckets in proportion to their length."""
     backward = (1 - FORWARD) * seconds
     total, ready, so_far = sum(b.numel for b in buckets), [], 0
     for bucket in buckets:
@@ -89,10 +89,10 @@ def compute_of(seconds: float, buckets: Sequence[Layout]) -> Compute:
 def measure(
     model: nn.Module, loss: Loss, step: Callable[[], object] | None = None, comm: Comm | None = None
 ) -> tuple[Compute, list[Layout]]:
-    """Times forward, backward and ``step`` (the optimizer), and when each bucket is complete; medians of a few rounds.
+    """Time forward, backward and ``step`` (the optimizer), and when each bucket is complete; medians of a few rounds.
 
-    Buckets are made in the order in which gradients come, as DDP does after its first step. With a ``comm`` all workers
-    make each round at the same time, and what counts is the one that took longest: the others would wait for it.
+    Buckets follow the order in which gradients become ready, as in DDP after its first step. With a ``comm`` all
+    workers run each round at the same time, and the times of the slowest worker count: the others would wait for it.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     arrived: dict[str, float] = {}
@@ -117,7 +117,7 @@ def measure(
 
 
 def _slowest(times: list[float], comm: Comm) -> list[float]:
-    """Those of the worker whose round was the longest; all workers get the same answer."""
+    """The times of the slowest worker; the same result on all workers."""
     return max(all_gather_floats(times, comm), key=sum)
 
 
@@ -131,7 +131,7 @@ def _noter(arrived: dict[str, float], name: str) -> Callable[[Tensor], None]:
 def _round(
     model: nn.Module, loss: Loss, step: Callable[[], object] | None, arrived: dict[str, float]
 ) -> tuple[list[float], dict[str, float]]:
-    """Seconds of forward, backward and optimizer, and the part of backward after which each gradient was there."""
+    """Seconds of forward, backward and optimizer, and the time in backward at which each gradient was ready."""
     model.zero_grad()
     arrived.clear()
     started = time.perf_counter()
@@ -147,7 +147,7 @@ def _round(
 
 
 def gradients_for(buckets: Sequence[Layout], model: nn.Module | None, seed: int = 0) -> list[Tensor]:
-    """What codecs are tried on: the model's own gradients where it has them, else Laplace noise of their length."""
+    """Gradients to time codecs with: the model's own if it has them, else Laplace noise of the same length."""
     known = {} if model is None else {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     noise = torch.Generator().manual_seed(seed)
     made = []

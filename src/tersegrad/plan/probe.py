@@ -1,4 +1,4 @@
-"""Measures what a prediction rests on: the real network, the codecs on this machine, the model's own backward.
+"""Measure the inputs of a prediction: the real network, the codecs on this machine, the model's own backward.
 
     torchrun --nproc-per-node 4 -m tersegrad.plan.probe --model train:make_model --out profile.json topk powersgd
 
@@ -39,7 +39,7 @@ FORMAT = 2
 SIZES = (1_000, 16_000, 128_000, 1_000_000, 8_000_000)  # bytes
 ROUNDS = 7
 BURST = 64  # messages
-ENOUGH = 1.5  # seconds: a size that takes longer is the last, and is measured in few rounds
+ENOUGH = 1.5  # seconds: a size that takes longer is the last one, and is measured in few rounds
 SPECS = (
     *("none", "bf16", "topk", "topk8", "topk4", "sidco", "powersgd", "qsgd"),
     "ErrorFeedback(TwoShot(TopK(ratio=0.01)))",
@@ -48,18 +48,18 @@ SPECS = (
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything that was measured."""
+    """All measurements: the input of ``tersegrad plan``."""
 
     workers: int
     network: Network
     compute: Compute
     buckets: list[Layout]
-    costs: dict[str, list[BucketCost]]  # by spec, one a bucket
+    costs: dict[str, list[BucketCost]]  # by spec, one per bucket
     contention: float  # of backward and the worker thread for cores
     environment: dict[str, Any]
 
     def save(self, path: Path) -> None:
-        """As JSON."""
+        """Write it as JSON."""
         about = {"workers": self.workers, "contention": self.contention, "environment": self.environment}
         body = {
             "network": asdict(self.network),
@@ -71,7 +71,7 @@ class Profile:
 
     @staticmethod
     def load(path: Path) -> "Profile":
-        """What ``save`` wrote."""
+        """Read a profile that ``save`` wrote; ValueError if it is none."""
         try:
             raw = json.loads(path.read_text())
         except json.JSONDecodeError as error:
@@ -95,7 +95,7 @@ def _cost(raw: dict[str, Any]) -> BucketCost:
 
 
 def contention_of(cores: int, workers_here: int) -> float:
-    """How much backward is held up by the worker thread: not at all from two cores a worker on, fully with one or less.
+    """How much the worker thread slows backward down: 0 from two cores per worker on, 1 with one core or less.
 
     >>> contention_of(cores=8, workers_here=4), contention_of(cores=2, workers_here=4)
     (0.0, 1.0)
@@ -107,7 +107,7 @@ def contention_of(cores: int, workers_here: int) -> float:
 
 
 def measure_network(comm: Comm, sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> Network:
-    """Bandwidth and latency as all-reduces and as messages to all others find them; all workers get the same answer."""
+    """Fit bandwidth and latency of all-reduces and of messages to all others; the same result on all workers."""
     if comm.size == 1:
         return Network.of(Link())
     overhead = _measure_overhead(comm, rounds)
@@ -125,7 +125,7 @@ def _to_all(comm: Comm, x: Tensor) -> None:
 
 
 def _measure_overhead(comm: Comm, rounds: int) -> float:
-    """Seconds to start a message: by how much many short ones that are under way together take longer than one."""
+    """Seconds to start a message, from the difference between many short messages in flight and one."""
 
     def burst(count: int) -> float:
         def send(x: Tensor) -> None:
@@ -160,8 +160,8 @@ def _measure_link(
 
 
 def _timed(comm: Comm, send: Callable[[Tensor], object], x: Tensor) -> tuple[float, float]:
-    """Seconds until the last worker is done, and the share of them that a processor was busy; agreed by all."""
-    comm.all_reduce(torch.zeros(1))  # all begin together
+    """Seconds until the last worker is done, and the share of busy processor time; the same on all workers."""
+    comm.all_reduce(torch.zeros(1))  # all workers begin together
     started, worked = time.perf_counter(), time.process_time()
     send(x)
     seconds, work = time.perf_counter() - started, time.process_time() - worked
@@ -171,9 +171,9 @@ def _timed(comm: Comm, send: Callable[[Tensor], object], x: Tensor) -> tuple[flo
 
 
 def fit(points: Sequence[tuple[float, float, float]]) -> Link:
-    """The link of (bytes, hops, seconds): the median slope between all pairs, then the median of what is left over.
+    """Fit a link to (bytes, hops, seconds): the median slope between all pairs, then the median intercept.
 
-    Theil and Sen's line: almost a third of the points may be far off and it stays where it is.
+    This is the Theil-Sen estimator: almost a third of the points may be outliers.
 
     >>> link = fit([(0, 2, 0.02), (1000, 2, 0.03), (9000, 2, 0.11), (5000, 2, 9.9)])
     >>> round(link.bandwidth), round(link.latency, 6)
@@ -198,7 +198,7 @@ def measure(
     step: Callable[[], object] | None = None,
     sizes: Sequence[int] = SIZES,
 ) -> Profile:
-    """A profile of this model on this machine and network. All workers call it; each measures at the same time."""
+    """Measure a profile of this model on this machine and network. All workers must call it at the same time."""
     network = measure_network(comm, sizes)
     contention = contention_of(os.cpu_count() or 1, _workers_here(comm))
     if loss is None:
@@ -226,7 +226,7 @@ def _workers_here(comm: Comm) -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Under torchrun; see the head of this file."""
+    """The command line, to be run under torchrun."""
     parser = argparse.ArgumentParser(prog="python -m tersegrad.plan.probe", description=__doc__)
     parser.add_argument("spec", nargs="*", default=list(SPECS), help="what to measure (default: one of each kind)")
     parser.add_argument("--model", required=True, help="module:factory, giving a model or (model, loss function)")

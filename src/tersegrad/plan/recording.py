@@ -1,4 +1,4 @@
-"""What a reducer sends, recorded with two and with three workers, and what that says about any number of them."""
+"""Record the messages of a reducer with two and three workers, and extrapolate to any number of workers."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from tersegrad.comm.traffic import padded_length
 from tersegrad.core import HEADER_NBYTES, Comm, Pending
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, BROADCAST, NEIGHBOUR, RING, RING_GATHER, TWO_SHOT
 
-LENGTH_NBYTES = 8  # of a length that travels before the bytes, in an all-gather
+LENGTH_NBYTES = 8  # of the length that is sent before the bytes in an all-gather
 
-# Bytes that a worker sends with three workers over those that it sends with two:
+# Bytes that a worker sends with three workers, relative to those with two:
 GROWTH = {
     "constant": 1.0,  # to one other worker, however many there are
     "divided": 4 / 3,  # 2 (n-1)/n: a share of the payload to each, twice
     "whole": 2.0,  # n-1: the whole payload to each
 }
-TOLERANCE = 0.1  # of the growth: lengths of payloads depend on the data a little
-Messages = tuple[tuple[str, int], ...]  # exchange and bytes of the payload
+TOLERANCE = 0.1  # of the growth, as the lengths of payloads vary with the data
+Messages = tuple[tuple[str, int], ...]  # collective and bytes of the payload
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sent:
 
 
 class Recorder(Comm):
-    """Passes everything on, and keeps what was sent."""
+    """A Comm that records every message and passes it on."""
 
     def __init__(self, inner: Comm):
         self.inner = inner
@@ -37,37 +37,35 @@ class Recorder(Comm):
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was sent so far."""
+        """Discard all records."""
         self.collectives: list[tuple[str, int]] = []
         self.messages: list[Sent] = []
-        self._waited = 0  # the last round of which a message was waited for
+        self._waited = 0  # the latest round with a message that was waited for
 
     def start_all_reduce(self, x: Tensor) -> Pending:
-        """See Comm."""
         self.collectives.append((ALL_REDUCE, x.numel() * x.element_size()))
         return self.inner.start_all_reduce(x)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """See Comm: two rings, the first of them for the lengths."""
+        """Two rings: one for the lengths, one for the data."""
         gathered = self.inner.all_gather(x)
         longest = padded_length([part.numel() for part in gathered])
         self.collectives += [(RING_GATHER, LENGTH_NBYTES), (RING_GATHER, longest)]
         return gathered
 
     def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Pending:
-        """See Comm."""
         if x.numel() and by % self.size:
             self.messages.append(Sent(x.numel(), self._waited + 1))
         pending = self.inner.start_shift(x, into, by)
         return _Recorded(pending, self, self._waited + 1) if into.numel() else pending
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
-        """See Comm; as if this worker were the root, for which it takes longest."""
+        """Recorded as if this worker were the root, which sends most."""
         self.collectives.append((BROADCAST, x.numel() * x.element_size()))
         self.inner.broadcast(x, root)
 
     def note_wait(self, round: int) -> None:
-        """What is sent from here on may depend on a message of this round."""
+        """A message of this round was waited for, so later messages may depend on it."""
         self._waited = max(self._waited, round)
 
     @property
@@ -82,27 +80,26 @@ class Recorder(Comm):
 
 
 class _Recorded(Pending):
-    """A message that the recorder is told about when it is waited for."""
+    """A pending message that notifies the recorder when it is waited for."""
 
     def __init__(self, inner: Pending, recorder: Recorder, round: int):
         self._inner, self._recorder, self._round = inner, recorder, round
 
     def wait(self) -> Tensor:
-        """See Pending."""
         received = self._inner.wait()
         self._recorder.note_wait(self._round)
         return received
 
 
 def messages_of(two: Recorder, three: Recorder) -> Messages:
-    """What a worker sends, as exchanges whose costs are known for any number of workers.
+    """The messages of a worker, as collectives whose costs are known for any number of workers.
 
-    Collectives are what they are. Of messages to single workers, three things tell: how much more a worker sends to two
-    others than to one, into how many rounds that is divided, and whether there are more rounds.
+    Collectives are recorded as such. The pattern of messages to single workers follows from three facts: how much more
+    a worker sends to two others than to one, in how many rounds, and whether the number of rounds grows.
 
     Args:
-        two: What one of two workers sent in a step.
-        three: What one of three workers sent in the same step.
+        two: the record of one of two workers in a step.
+        three: the record of one of three workers in the same step.
     """
     parts = _parts(two, three) if two.messages else {}
     waits_longer = three.rounds > two.rounds
@@ -121,14 +118,14 @@ def _parts(two: Recorder, three: Recorder) -> dict[str, int]:
 
 
 def shares(two: int, three: int) -> dict[str, int]:
-    """How much of what a worker sends to one other grows in which way, if it sends ``three`` to two others.
+    """Split the bytes that a worker sends to one other by how they grow, if it sends ``three`` to two others.
 
     >>> shares(900, 1800), shares(900, 1200), shares(900, 1500), shares(900, 900)
     ({'whole': 900}, {'divided': 900}, {'divided': 450, 'whole': 450}, {'constant': 900})
     """
     growth, divided, whole = three / two, GROWTH["divided"], GROWTH["whole"]
     kind = min(GROWTH, key=lambda name: abs(GROWTH[name] - growth))
-    if divided + TOLERANCE < growth < whole - TOLERANCE:  # some of it goes one way, and some the other
+    if divided + TOLERANCE < growth < whole - TOLERANCE:  # a mixture of both
         of_whole = round(two * (growth - divided) / (whole - divided))
         return {"divided": two - of_whole, "whole": of_whole}
     return {kind: two}

@@ -1,4 +1,4 @@
-"""What it costs workers to keep pace: threads that must wake up, and the slowest of all, another one every step."""
+"""Measure the synchronisation overhead of a step: thread wake-ups and stragglers."""
 
 import queue
 import statistics
@@ -14,8 +14,8 @@ from tersegrad.core import Comm, Layout
 from tersegrad.plan.model import FEWEST, Loss
 
 ROUNDS = 15
-ENOUGH = 20.0  # seconds
-NBYTES = 8  # of a message that says nothing
+ENOUGH = 20.0  # seconds after which no further steps are timed
+NBYTES = 8  # of a minimal message
 
 
 def measure(
@@ -26,9 +26,9 @@ def measure(
     exchange: Callable[[torch.Tensor], object],
     comm: Comm,
 ) -> float:
-    """Seconds of a step in which a thread exchanges next to nothing for each bucket, as soon as backward has filled it.
+    """Seconds of a step in which a thread all-reduces a minimal message per bucket, as soon as backward completes it.
 
-    All workers get the same answer: the median over some rounds of the worker that took longest.
+    The result is the same on all workers: the median over some rounds of the slowest worker's time.
     """
     with _Pacer(model, buckets, exchange) as pacer:
 
@@ -48,7 +48,7 @@ def measure(
 
 
 class _Pacer:
-    """Hooks that notice when a bucket is full, and a thread that exchanges a word for each, as ``attach`` does."""
+    """Hooks that detect when a bucket is complete, and a thread that sends a message for each, as ``attach`` does."""
 
     def __init__(self, model: nn.Module, buckets: Sequence[Layout], exchange: Callable[[torch.Tensor], object]):
         place = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
@@ -76,12 +76,12 @@ class _Pacer:
 
     def _note(self, bucket: int) -> None:
         self._missing[bucket] -= 1
-        while self._next < len(self._missing) and self._missing[self._next] <= 0:  # in order, as DDP gives them
+        while self._next < len(self._missing) and self._missing[self._next] <= 0:  # in order, as in DDP
             self._next += 1
             self._full.put(True)
 
     def join(self) -> None:
-        """Waits until every bucket has been exchanged; those with a parameter that got no gradient too."""
+        """Wait until every bucket was sent, including those with a parameter that got no gradient."""
         for _ in range(self._next, len(self._sizes)):
             self._full.put(True)
         for _ in self._sizes:

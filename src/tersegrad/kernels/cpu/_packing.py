@@ -66,12 +66,12 @@ def unpack_block(data: Bytes, at: int, bits: int, words: Words) -> None:
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def store_word(out: Bytes, at: Any, word: Any) -> None:
     for i in range(8):  # becomes one instruction on little-endian machines
-        out[at + u64(i)] = (word >> u64(8 * i)) & u64(255)
+        out[u64(at) + u64(i)] = (word >> u64(8 * i)) & u64(255)
 
 
 @numba.njit(nogil=True, cache=True, forceinline=True)
 def load_word(data: Bytes, at: Any) -> Any:
     word = u64(0)
     for i in range(8):  # becomes one instruction on little-endian machines
-        word |= u64(data[at + u64(i)]) << u64(8 * i)
+        word |= u64(data[u64(at) + u64(i)]) << u64(8 * i)
     return word

@@ -103,8 +103,8 @@ class GradiVeQ(Reducer):
         for spec in inner.walk():
             if isinstance(spec, GradiVeQ | Memory):
                 raise ValueError(
-                    f"GradiVeQ({name}={inner!r}): {type(spec).__name__} has a memory, which would belong to another phase "
-                    f"or another basis. Write ErrorFeedback(GradiVeQ(...)) to keep the residual."
+                    f"GradiVeQ({name}={inner!r}): {type(spec).__name__} has a memory that would belong to another "
+                    f"phase or basis. Write ErrorFeedback(GradiVeQ(...)) to keep the residual."
                 )
 
     def loses(self, workers: int) -> float:
