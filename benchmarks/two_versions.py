@@ -4,7 +4,7 @@
 
 Each version runs in a process of its own, and both wait for their turn; a round is one step of every method in both.
 One worker on one core, no network: adding the residual, encoding, sealing the frame, taking out what was sent,
-decoding; `decode 4` is the sum of four workers' payloads. Version 0.1 has another API, so the steps are written twice below.
+decoding; `decode 4` is the sum of four workers' payloads. Version 0.1 has another API, so the steps are written twice.
 """
 
 import argparse
