@@ -28,7 +28,7 @@ def test_any_chunks_give_the_same(layer, make, x, dim, monkeypatch):
     whole = recorded(model, x, dim)
     for workspace, cache in ((1, 1), (1000, 100)):
         with monkeypatch.context() as patch:
-            patch.setattr(terms, "ROOM", workspace)
+            patch.setattr(terms, "WORKSPACE", workspace)
             patch.setattr(terms, "CACHE", cache)
             assert_close(recorded(model, x, dim), whole)
 

@@ -34,7 +34,7 @@ LARGE = {
 def test_the_workspace_is_bounded(make, x, monkeypatch):
     """However many samples there are."""
     workspace = 1 << 12
-    monkeypatch.setattr(terms, "ROOM", workspace)
+    monkeypatch.setattr(terms, "WORKSPACE", workspace)
     monkeypatch.setattr(terms, "CACHE", workspace // 4)
     model = made(make)
     (found,) = scan(model)
@@ -42,7 +42,7 @@ def test_the_workspace_is_bounded(make, x, monkeypatch):
     for name in found.parameters:
         term = found.layer.term(Use(model, True, 0, (x,), (y,)), name)
         sums = torch.zeros_like(getattr(model, name).detach())
-        most = 4 * max(workspace, term.room)
+        most = 4 * max(workspace, term.workspace)
         assert 4 * y.numel() > 4 * most
         assert peak_bytes(lambda term=term, sums=sums: term.add_squares(sums)) <= 1.5 * most
 

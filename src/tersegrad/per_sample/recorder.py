@@ -325,7 +325,7 @@ def _explained(term: Term, gradient: Tensor) -> bool | None:
     """Whether the contributions add up to the gradient; None if they are not finite."""
     total = torch.zeros_like(gradient, dtype=torch.float32)
     squares = 0.0
-    for first, last in chunks(term.samples, term.room):
+    for first, last in chunks(term.samples, term.workspace):
         part = term.gradients(first, last)
         total += part.sum(0)
         squares += float(part.square().sum())

@@ -1,7 +1,7 @@
 """The contributions of samples to one parameter's gradient, computed a few samples at a time and squared.
 
 A term is one use of a parameter. Its gradients per sample are never all in memory: a chunk of samples takes at most
-``ROOM`` floats (4 MB), or as many as a single sample needs if that is more.
+``WORKSPACE`` floats (4 MB), or as many as a single sample needs if that is more.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 
-ROOM = 1 << 20  # capacity of the workspace in floats: limits the samples per chunk
+WORKSPACE = 1 << 20  # capacity of the workspace in floats: limits the samples per chunk
 CACHE = 1 << 18  # floats of gradient that are squared while they are still in the cache
 ROWS = 64  # of a gradient matrix, at least, for one matrix product
 NARROW = 64  # columns; with fewer, the transposed product is faster
@@ -21,13 +21,13 @@ NARROW = 64  # columns; with fewer, the transposed product is faster
 Operands = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-def chunks(samples: int, room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of samples that fit into ``ROOM`` floats if each takes ``room``; at least one sample each.
+def chunks(samples: int, workspace: int) -> Iterator[tuple[int, int]]:
+    """Ranges of samples that fit into ``WORKSPACE`` floats if each takes ``workspace``; at least one sample each.
 
-    >>> list(chunks(5, ROOM // 2))
+    >>> list(chunks(5, WORKSPACE // 2))
     [(0, 2), (2, 4), (4, 5)]
     """
-    step = max(1, ROOM // max(1, room))
+    step = max(1, WORKSPACE // max(1, workspace))
     for first in range(0, samples, step):
         yield first, min(samples, first + step)
 
@@ -36,7 +36,7 @@ class Term(ABC):
     """One use of a parameter: its gradient as a sum over samples."""
 
     samples: int
-    room: int  # floats of workspace per sample in ``gradients``, including the result
+    workspace: int  # floats of workspace per sample in ``gradients``, including the result
 
     @abstractmethod
     def gradients(self, first: int, last: int) -> Tensor:
@@ -48,7 +48,7 @@ class Term(ABC):
 
     def add_squares(self, sums: Tensor) -> None:
         """``sums += sum over samples of contribution^2``."""
-        for first, last in chunks(self.samples, self.room):
+        for first, last in chunks(self.samples, self.workspace):
             kernels.on(sums).add_squares(sums.view(-1), self.gradients(first, last).reshape(-1))
 
 
@@ -56,10 +56,10 @@ class Each(Term):
     """A term whose gradients are sums of ``values(first, last)`` over positions, as for biases and norms."""
 
     def __init__(
-        self, samples: int, room: int, values: Callable[[int, int], Tensor], total: Callable[[Tensor], Tensor]
+        self, samples: int, workspace: int, values: Callable[[int, int], Tensor], total: Callable[[Tensor], Tensor]
     ):
         self.samples = samples
-        self.room = room
+        self.workspace = workspace
         self._values = values
         self._total = total
 
@@ -68,7 +68,7 @@ class Each(Term):
 
     def reach(self) -> float:
         """By Cauchy and Schwarz."""
-        parts = (self._values(first, last) for first, last in chunks(self.samples, self.room))
+        parts = (self._values(first, last) for first, last in chunks(self.samples, self.workspace))
         return sum(math.sqrt(part.numel()) * float(part.float().norm()) for part in parts)
 
 
@@ -78,7 +78,7 @@ class Together(Term):
     def __init__(self, terms: Sequence[Term]):
         self._terms = terms
         self.samples = terms[0].samples
-        self.room = sum(term.room for term in terms)
+        self.workspace = sum(term.workspace for term in terms)
 
     def gradients(self, first: int, last: int) -> Tensor:
         total = self._terms[0].gradients(first, last)
@@ -95,7 +95,7 @@ class Products(Term):
 
     ``operands(first, last)`` gives ``left`` (samples * groups, rows, positions) and ``right`` (samples * groups,
     positions, columns); a sample's gradient is left @ right. It has the shape ``made``, which is the parameter's
-    after ``permute(order)``. ``room`` is the number of floats of the operands of one sample.
+    after ``permute(order)``. ``workspace`` is the number of floats of the operands of one sample.
 
     With a single position (a dense layer on vectors) no gradient is computed: the square of a product is the
     product of squares, so the sum over samples is one matrix product, (left^2)^T @ (right^2).
@@ -105,16 +105,16 @@ class Products(Term):
         self,
         samples: int,
         operands: Operands,
-        room: int,
+        workspace: int,
         positions: int,
         made: Sequence[int],
         order: Sequence[int] | None = None,
         groups: int = 1,
     ):
         self.samples = samples
-        self.room = room + math.prod(made)
+        self.workspace = workspace + math.prod(made)
         self._operands = operands
-        self._operand_room = max(1, room)
+        self._operand_workspace = max(1, workspace)
         self._positions = positions
         self._made = tuple(made)
         self._order = order
@@ -128,7 +128,7 @@ class Products(Term):
     def reach(self) -> float:
         """By Cauchy and Schwarz."""
         norms = 0.0
-        for first, last in chunks(self.samples, self._operand_room):
+        for first, last in chunks(self.samples, self._operand_workspace):
             left, right = self._operands(first, last)
             norms += float(left.norm()) * float(right.norm())
         return norms
@@ -156,7 +156,7 @@ class Products(Term):
         return right.transpose(1, 2), left.transpose(1, 2)
 
     def _add_squared_factors(self, matrix: Tensor) -> None:
-        for first, last in chunks(self.samples, sum(matrix.shape) + self._operand_room):
+        for first, last in chunks(self.samples, sum(matrix.shape) + self._operand_workspace):
             left, right = self._operands(first, last)
             matrix.addmm_(left.squeeze(2).square().t(), right.squeeze(1).square())
 
@@ -164,7 +164,7 @@ class Products(Term):
         """Some samples at a time, and some rows of their gradients, which are squared while they are in the cache."""
         rows, columns = matrix.shape
         least = rows if self._groups > 1 else min(rows, ROWS)
-        step = max(1, min(self.samples, ROOM // 2 // self._operand_room, CACHE // (least * columns)))
+        step = max(1, min(self.samples, WORKSPACE // 2 // self._operand_workspace, CACHE // (least * columns)))
         height = rows if self._groups > 1 else max(1, CACHE // (step * columns))
         tile = matrix.new_empty(step * min(rows, height) * columns)
         for first in range(0, self.samples, step):
@@ -181,7 +181,7 @@ class Tokens(Term):
 
     def __init__(self, tokens: Tensor, deltas: Tensor, words: int, skip: int | None):
         self.samples = tokens.shape[0]
-        self.room = words * deltas.shape[2]
+        self.workspace = words * deltas.shape[2]
         self._tokens = tokens
         self._deltas = deltas
         self._words = words

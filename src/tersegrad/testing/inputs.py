@@ -1,4 +1,4 @@
-"""Gradients that methods are tried on: heavy-tailed ones, degenerate ones, poisoned ones."""
+"""Gradients that methods are tried on: heavy-tailed, degenerate and non-finite ones."""
 
 import math
 from collections.abc import Callable

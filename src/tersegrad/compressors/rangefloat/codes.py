@@ -43,10 +43,10 @@ def fit(bits: int, mantissa: int, low: float, high: float, nearest: bool = False
     tops = [_top(abs(end), mantissa, nearest) for end in (low, high) if end]
     if not tops:
         return Layout(bits, mantissa, 1, 0, 0).check()
-    room, largest, smallest = (1 << bits) - 1, max(tops), min(tops)
-    base = largest - room + 1
+    capacity, largest, smallest = (1 << bits) - 1, max(tops), min(tops)
+    base = largest - capacity + 1
     if len(tops) == 2 and base <= smallest:
-        base = -(-(largest + smallest + 2 - room) // 2)
+        base = -(-(largest + smallest + 2 - capacity) // 2)
     return _counted(bits, mantissa, max(base, 1), low, high, nearest)
 
 
