@@ -16,7 +16,7 @@ demo: $(READY)  ## train a small real model over an emulated 100 Mbit/s link, pl
 	$(BIN)/tersegrad demo
 
 test: $(READY)  ## tests and doctests, file by file in two processes (many of them start four more)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY)  ## the slow tier: minutes of real training over real slow links
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200

@@ -47,6 +47,12 @@ def run(p: Plan) -> dict[str, list[dict]]:
     return {config.spec: read_events(Path(config.file)) for config in p.configs()}
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """The events of two short runs that several tests compare theirs with."""
+    return run(plan(tmp_path_factory.mktemp("usual"), "none", "topk"))
+
+
 def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
     events = run(plan(tmp_path, "topk", network="throttled", bandwidth="100Mbit", latency="0.1ms"))["topk"]
     assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
@@ -64,23 +70,22 @@ def test_a_run_writes_start_steps_evaluations_and_end(tmp_path):
     assert events[-1]["score"] == [e for e in events if e["event"] == "eval"][-1]["score"]
 
 
-def test_evaluations_can_be_more_frequent_than_epochs_and_change_nothing(tmp_path):
+def test_evaluations_can_be_more_frequent_than_epochs_and_change_nothing(tmp_path, usual):
     """And the last step is evaluated once, whether or not it is one of them."""
-    often = run(plan(tmp_path / "often", "topk", eval_every=4))["topk"]
-    seldom = run(plan(tmp_path / "seldom", "topk"))["topk"]
+    often, seldom = run(plan(tmp_path, "topk", eval_every=4))["topk"], usual["topk"]
     assert [e["step"] for e in often if e["event"] == "eval"] == [4, 8, 12]
     assert [e["step"] for e in seldom if e["event"] == "eval"] == [12]
     assert often[-1]["score"] == seldom[-1]["score"]
 
 
-def test_another_learning_rate_is_used_and_written_down(tmp_path):
-    usual, slow = (run(plan(tmp_path / str(rate), "none", learning_rate=rate))["none"] for rate in (None, 1e-6))
-    assert [events[0]["learning_rate"] for events in (usual, slow)] == [None, 1e-6]
-    losses = [[e["loss"] for e in events if e["event"] == "step"] for events in (usual, slow)]
+def test_another_learning_rate_is_used_and_written_down(tmp_path, usual):
+    slow = run(plan(tmp_path, "none", learning_rate=1e-6))["none"]
+    assert [events[0]["learning_rate"] for events in (usual["none"], slow)] == [None, 1e-6]
+    losses = [[e["loss"] for e in events if e["event"] == "step"] for events in (usual["none"], slow)]
     assert losses[0][0] == losses[1][0]  # the first is of the same weights
     assert losses[0][-1] < 0.9 * losses[1][-1]
     with pytest.raises(ValueError, match="with learning_rate 1e-06, and this one asks for None"):
-        train(plan(tmp_path / "1e-06", "none"), Console(quiet=True))
+        train(plan(tmp_path, "none"), Console(quiet=True))
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan", "fast"])
@@ -90,10 +95,10 @@ def test_what_is_no_learning_rate_is_refused(rate, capsys, tmp_path):
     assert f"'{rate}' is no learning rate. Write a number above 0, like 0.05." in capsys.readouterr().err
 
 
-def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path):
+def test_a_method_with_momentum_takes_the_place_of_the_optimizers(tmp_path, usual):
     whole = "MomentumCorrection(Dense(), momentum=0.9, nesterov=True, masking=False)"
-    events = run(plan(tmp_path, "none", whole))
-    plain, ours = ([e["loss"] for e in events[spec] if e["event"] == "step"] for spec in ("none", whole))
+    events = usual["none"], run(plan(tmp_path, whole))[whole]
+    plain, ours = ([e["loss"] for e in found if e["event"] == "step"] for found in events)
     assert ours == pytest.approx(plain, rel=1e-4)
 
 

@@ -29,7 +29,6 @@ REDUCERS = list(
 # and every preset will do.
 ONE_OF_EACH_REDUCER: list[Reducer] = list({type(r): r for r in reversed(_examples(Reducer))}.values())
 IN_PROCESSES = list({repr(r): r for r in [*ONE_OF_EACH_REDUCER, *(parse(p.spec) for p in PRESETS.values())]}.values())
-# At the size of real buckets one example of every class, and every preset, will do.
-LARGE_REDUCERS: list[Reducer] = list(
-    {repr(r): r for r in [*ONE_OF_EACH_REDUCER, *(AllGather(c) for c in ONE_OF_EACH), *IN_PROCESSES]}.values()
-)
+# At the size of real buckets every preset, every reducer, and every compressor that is in none of them will do.
+_IN_THEM = {type(part) for reducer in IN_PROCESSES for part in reducer.walk()}
+LARGE_REDUCERS: list[Reducer] = [*IN_PROCESSES, *(AllGather(c) for c in ONE_OF_EACH if type(c) not in _IN_THEM)]

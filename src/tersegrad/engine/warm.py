@@ -9,8 +9,10 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.comm import threads
 from tersegrad.compressors import _indices
-from tersegrad.core import Comm, Layout, Needs, Reducer, Step, needs_of, phases
+from tersegrad.compressors._sparse import Selective
+from tersegrad.core import Comm, Layout, Reducer, Step, needs_of, phases
 from tersegrad.core import state as states
+from tersegrad.reducers.vgc import VGC
 
 SHORT = Layout(("weight", "bias", "filter"), ((64, 64), (64,), (16, 16, 3, 3)))
 LONG = Layout(("weight", "bias", "filter"), ((2048, 1024), (64,), (16, 16, 3, 3)))  # other kernels are at work there
@@ -34,7 +36,7 @@ def warm(spec: Reducer, numel: int) -> float:
     with cpu.compile_lock():
         layouts = (SHORT, LONG) if numel >= LONG.numel // 2 else (SHORT,)
         for layout in layouts:
-            _run_host(needs_of(spec), layout)
+            _run_host(spec, layout)
             for phase in phases(spec):
                 _run_once(phase, layout)
     seconds, count = time.perf_counter() - started, cpu.compilations().functions - before.functions
@@ -43,16 +45,18 @@ def warm(spec: Reducer, numel: int) -> float:
     return seconds
 
 
-def _run_host(needs: Needs, layout: Layout) -> None:
-    """What engine and hosts themselves call."""
+def _run_host(spec: Reducer, layout: Layout) -> None:
+    """What engine and hosts themselves call, and what depends on where the large elements lie."""
+    needs = needs_of(spec)
     x = torch.ones(layout.numel)
     kernel = kernels.on(x)
     kernel.all_finite(x)
     kernel.xxh64(x.view(torch.uint8))
     if needs.lookahead:
         kernel.add_scaled(x, x, 0.5, torch.empty_like(x))
-    for density in (2, 32):
-        _indices.decode(*_encoded_indices(64 * density, density))
+    if any(isinstance(part, Selective | VGC) for part in spec.walk()):
+        for every in (2, 32):
+            _indices.decode(*_encoded_indices(64 * every, every))
     if needs.squares is not None:
         kernel.add_squares(torch.zeros(4), torch.ones(8))
         kernel.add_token_squares(torch.zeros(4), torch.zeros(2, dtype=torch.int64), torch.ones(4), 2, -1)
