@@ -38,7 +38,7 @@ from tersegrad.compressors import (
 from tersegrad.core import Comm, Compressor, Layout, Payload, Reducer, Step
 from tersegrad.core.version import __version__
 from tersegrad.engine.roundtrip import roundtrip
-from tersegrad.hosts import Handle, attach
+from tersegrad.hosts import Handle, Simulation, Training, attach
 from tersegrad.reducers import VGC, AllGather, AllReduce, Dense, GradiVeQ, PowerSGD, Ring, SignSGD, TwoShot
 from tersegrad.specs import parse
 from tersegrad.wrappers import (
@@ -95,6 +95,7 @@ __all__ = [
     "ScaledSign",
     "Schedule",
     "SignSGD",
+    "Simulation",
     "Sparse",
     "Step",
     "StepAhead",
@@ -103,6 +104,7 @@ __all__ = [
     "Threshold",
     "Throttled",
     "TopK",
+    "Training",
     "TwoShot",
     "Warmup",
     "__version__",

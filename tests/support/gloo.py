@@ -6,6 +6,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,9 +25,9 @@ class Pool:
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
         """Results in rank order; raises WorkerError if any worker did."""
-        outcomes = self.outcomes(function, *args)
+        outcomes = self.outcomes(partial(function, **options) if options else function, *args)
         for rank, (ok, value) in enumerate(outcomes):
             if not ok:
                 raise WorkerError(f"rank {rank}:\n{value}")

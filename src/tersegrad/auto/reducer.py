@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -12,12 +13,14 @@ from torch import Tensor
 from tersegrad.auto.choice import (
     DENSE,
     MIXED,
-    agree,
+    Measured,
+    Trial,
     changes,
     finalists,
     method_for_bucket,
     winner,
 )
+from tersegrad.auto.decisions import Decisions
 from tersegrad.auto.programme import FINALS, Programme, Turn, reason, rounds_of, trials_in
 from tersegrad.auto.stopwatch import StepClock, medians, note
 from tersegrad.comm.metered import Metered
@@ -218,21 +221,24 @@ class Auto(Memory):
         method: "_Method",
         number: int,
     ) -> None:
+        agree = _agreement(comm, number, layout, state)
         if turn.name == "":
-            self._watch(state, comm, clock, self._method(turn, clock, state), number)
+            self._watch(agree, state, comm, clock, self._method(turn, clock, state), number)
         elif turn.final is None:
-            trials = {**state["trials"], turn.name: asdict(agree(medians(state, method.energy, method.left), comm))}
+            trials = {**state["trials"], turn.name: asdict(agree(medians(state, method.energy, method.left)))}
             clock.trials[layout.id] = known = trials_in({"trials": trials})
             stage(state, trials=trials, pick=method_for_bucket(known, self.budget, self.margin))
         else:
-            self._end_final(turn.final, layout, state, comm, clock, number)
+            self._end_final(turn.final, agree, layout, state, comm, clock, number)
 
-    def _end_final(self, final: int, layout: Layout, state: State, comm: Comm, clock: StepClock, number: int) -> None:
+    def _end_final(
+        self, final: int, agree: "Agree", layout: Layout, state: State, comm: Comm, clock: StepClock, number: int
+    ) -> None:
         """The first bucket of the step stores the step time, and after the last final chooses for all."""
         over = final == FINALS * len(clock.finalists) - 1
         if clock.leads(layout):
             before = state["finals"] if final else {}
-            rounds = {**before, str(final): agree(medians(state), comm).step}
+            rounds = {**before, str(final): agree(medians(state)).step}
             stage(state, finals=rounds)
             if over:
                 steps = rounds_of(clock.finalists, rounds)
@@ -242,9 +248,9 @@ class Auto(Memory):
             stage(state, plan=clock.plan)
             _free_others(state, clock.plan)
 
-    def _watch(self, state: State, comm: Comm, clock: StepClock, method: str, number: int) -> None:
+    def _watch(self, agree: "Agree", state: State, comm: Comm, clock: StepClock, method: str, number: int) -> None:
         """Once per window the first bucket of the step compares the times with the usual ones."""
-        now = agree(medians(state), comm)
+        now = agree(medians(state))
         usual = state["usual"]
         if not usual:
             stage(state, usual={"wait": now.wait, "step": now.step})
@@ -260,6 +266,13 @@ class Auto(Memory):
             what = {"wait": "waiting for others", "step": "a step"}[off[0]]
             times = f"{1e3 * getattr(now, off[0]):.1f} ms, and {1e3 * usual[off[0]]:.1f} when {clock.plan} was chosen"
             _tell(comm, number, f"all is tried again, because {what} takes {times}")
+
+
+Agree = Callable[[Measured], Trial]
+
+
+def _agreement(comm: Comm, number: int, layout: Layout, state: State) -> Agree:
+    return lambda measured: Decisions.of(comm).agree(measured, comm, number, layout.id, state["usual"])
 
 
 class _Method:

@@ -13,7 +13,7 @@ from tersegrad.core import Comm, Pending
 T = TypeVar("T")
 
 
-class _Channel:
+class Channel:
     """Messages from one worker to another: each receiver takes the one that was its turn when it was started."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Hub:
     def __init__(self, size: int):
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
-        self.channels = [[_Channel() for _ in range(size)] for _ in range(size)]  # [to][from]
+        self.channels = [[Channel() for _ in range(size)] for _ in range(size)]  # [to][from]
         self.handed_over = [0] * size  # bytes that each worker has given to the others, whatever anybody counts
 
     def abort(self) -> None:
@@ -62,7 +62,7 @@ class _Hub:
 class _Message(Pending):
     """See ThreadComm.start_shift."""
 
-    def __init__(self, x: Tensor, into: Tensor, channel: _Channel, source: int):
+    def __init__(self, x: Tensor, into: Tensor, channel: Channel, source: int):
         self._x, self.copy = x, x.clone()
         self._into, self._channel, self._source = into, channel, source
         self._ticket = channel.ticket() if into.numel() else -1

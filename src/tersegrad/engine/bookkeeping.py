@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tersegrad.comm.metered import Metered
-from tersegrad.core import Layout, Reducer, State
+from tersegrad.core import Layout, Reducer, State, contribution
 from tersegrad.core import state as states
 from tersegrad.engine import checkpoint
 from tersegrad.engine.buckets import BucketStore
@@ -77,3 +77,12 @@ class Bookkeeping:
             if residual is not None:
                 found += zip(layout.names, residual.split(layout.sizes), strict=True)
         return found
+
+    def energy(self, names: tuple[str, ...], gradient: Tensor) -> float:
+        """Sum of squares of what a bucket would send if it sent all: its residual and this gradient."""
+        entry = self._store.known(names)
+        if entry is None:
+            return float(gradient.norm()) ** 2
+        total = contribution(self._spec, entry.layout, entry.state, gradient.float(), self._comm.size)
+        residual = self._spec.residual(entry.layout, entry.state)
+        return float((total if residual is None else total + residual).norm()) ** 2

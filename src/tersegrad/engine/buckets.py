@@ -42,6 +42,10 @@ class BucketStore:
         """The entry of a bucket; a new one if the host has not made this bucket before."""
         return self._entries.get(names) or self._new_entry(names, buffer)
 
+    def known(self, names: tuple[str, ...]) -> Entry | None:
+        """The entry of a bucket, if the host has made it before."""
+        return self._entries.get(names)
+
     def _new_entry(self, names: tuple[str, ...], buffer: Tensor) -> Entry:
         self._release(names)
         layout = self._layout(names, buffer.device)

@@ -13,19 +13,19 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tersegrad.comm.metered import Metered
 from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.traffic import all_reduce_traffic
 from tersegrad.core import Reducer, needs_of, version
 from tersegrad.engine import checkpoint, replicas
 from tersegrad.engine.bookkeeping import Bookkeeping
 from tersegrad.engine.buckets import BucketStore
-from tersegrad.engine.connection import Connection
-from tersegrad.engine.failure_report import Doing, FailureReporter
+from tersegrad.engine.failure_report import Doing
 from tersegrad.engine.gradient import Done, Gradient
 from tersegrad.engine.options import Options
+from tersegrad.engine.peers import Peers
 from tersegrad.engine.pipeline import Pipeline
 from tersegrad.engine.reassembly import Reassembly
 from tersegrad.engine.uncompressed import Uncompressed
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Averages gradients by a spec, over a process group of its own.
+    """Averages gradients by a spec with other workers.
 
     Args:
         spec: How.
         shapes: Of the tensors that have gradients, by name.
         options: What the host was told.
-        ranks: The process group whose ranks take part.
+        peers: The other workers.
         replicas: The parameters as they are between two steps, for ``check_replicas``.
     """
 
@@ -52,7 +52,7 @@ class Engine:
         spec: Reducer,
         shapes: dict[str, tuple[int, ...]],
         options: Options,
-        ranks: dist.ProcessGroup,
+        peers: Peers,
         replicas: Callable[[], dict[str, Tensor]],
     ):
         self.spec = spec
@@ -73,10 +73,10 @@ class Engine:
         self._nonfinite_steps = 0
         self._dense_bytes = 0
         self._exchanged = 0  # the step that is being reduced
-        self._connection: Connection | None = None
-        self._reporter = FailureReporter(ranks, options.group, self._doing)
-        self._worker = Worker(self._reporter.explain)
-        self._reporter.start()
+        self._uncompressed: Uncompressed | None = None
+        self._peers = peers
+        self._worker = Worker(peers.explain)
+        peers.watch(self._doing)
         try:
             self._connect(shapes)
             warm(spec, sum(self._numel.values()))
@@ -87,22 +87,21 @@ class Engine:
     def _connect(self, shapes: dict[str, tuple[int, ...]]) -> None:
         options, numel = self._options, sum(self._numel.values())
         try:
-            connection = Connection(options)
+            unmetered = self._peers.connect()
         except NetworkError as error:
-            raise self._reporter.explain(error) from error
-        self._comm = connection.comm
-        self._store = BucketStore(self.spec, shapes, connection.unmetered, options.seed, options.scaler is not None)
+            raise self._peers.explain(error) from error
+        self._comm = Metered(unmetered)
+        self._store = BucketStore(self.spec, shapes, unmetered, options.seed, options.scaler is not None)
         self._reassembly = Reassembly(self._numel)
         self._pipeline = Pipeline(self.spec, self._store, self._comm, options.nonfinite != "propagate")
         self._uncompressed = Uncompressed(self._comm, self._fail)
         self._books = Bookkeeping(self.spec, self._store, self._reassembly, self._comm, self._numel)
-        self._connection = connection
         mine = f"tersegrad {version.__version__}, {self.spec!r}, {numel} parameters"
-        self._worker.call(lambda: connection.agree(mine), together=True)
+        self._worker.call(lambda: self._peers.agree(mine), together=True)
 
     def _doing(self) -> Doing:
         """On the reporter's thread."""
-        busy = self._worker.busy or (self._connection is not None and self._uncompressed.busy)
+        busy = self._worker.busy or (self._uncompressed is not None and self._uncompressed.busy)
         return busy, self._exchanged if busy else self._step
 
     # ---- one bucket ------------------------------------------------------------------------------
@@ -122,6 +121,7 @@ class Engine:
         self._dense_bytes += all_reduce_traffic(self._comm.size, nbytes).sent
         if self._uncompressed_step:
             self._exchanged = number
+            assert self._uncompressed is not None
             self._uncompressed.start(gradient)
             return
         known = replace(gradient, step=number, lr=self._options.lr(), scale=self._options.scale())
@@ -212,11 +212,15 @@ class Engine:
         """Every tensor's slice of the residual, until the next step. Called while the worker is idle."""
         return self._books.residuals()
 
+    def energy(self, names: tuple[str, ...], gradient: Tensor) -> float:
+        """Sum of squares of a bucket's residual and gradient together. Called while the worker is idle."""
+        return self._books.energy(names, gradient)
+
     def close(self) -> None:
         """Waits for the worker and frees its process group. Harmless twice."""
-        self._reporter.stop()
-        if self._worker.stop() and self._connection is not None:
-            self._connection.close()
+        self._peers.stop()
+        if self._worker.stop():
+            self._peers.close()
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from tersegrad.auto.decisions import Decisions
 from tersegrad.comm.metered import Metered
 from tersegrad.core import Reducer
 from tersegrad.core import state as states
@@ -29,6 +30,7 @@ def metrics_of(spec: Reducer, store: BucketStore, comm: Metered, dense_bytes: in
         "empty_sends": empty,
         "collectives": {name: meter.calls for name, meter in comm.by_collective.items()},
         "layers": layers,
+        "decisions": list(Decisions.of(comm).made),
     }
 
 

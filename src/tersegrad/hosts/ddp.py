@@ -17,11 +17,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core import Comm, Reducer, Spec, needs_of
-from tersegrad.engine import Engine, Gradient, Options
+from tersegrad.engine import Engine, Gradient, Options, Processes
 from tersegrad.hosts import _checks
+from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts.handle import Handle
 from tersegrad.hosts.parameter_shift import ParameterShift
-from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
+from tersegrad.per_sample import SquaredGradients
 from tersegrad.specs import parse_reducer
 
 
@@ -125,22 +126,21 @@ class _Attachment:
         trained = {name: p for name, p in everything.items() if p.requires_grad}
         self._name_of = {id(p): name for name, p in everything.items()}
         self._names: dict[tuple[int, ...], tuple[str, ...]] = {}  # of the tensors in a bucket, by their ids
-        self._squares = _squares_for(spec, model.module)
+        self._squares = squares_for(spec, model.module)
         self._square_sums: dict[tuple[str, ...], Tensor] = {}  # by bucket; the model's hooks add to them
         self._shift: ParameterShift | None = None
         self.engine = Engine(
             spec,
             {name: tuple(p.shape) for name, p in trained.items()},
             options,
-            model.process_group,
+            Processes(model.process_group, options),
             lambda: {name: self._unshifted(p) for name, p in everything.items()},
         )
         lookahead = needs_of(spec).lookahead
         if lookahead:
             assert options.optimizer is not None, "refused before"
-            self._shift = ParameterShift(
-                model, options.optimizer, lookahead, lambda: self._residuals(trained), options.scale
-            )
+            self._shift = ParameterShift(options.optimizer, lookahead, lambda: self._residuals(trained), options.scale)
+            self._shift.watch(model)
         self.handle = Handle(self.engine, trained, self._shift, self._detach)
 
     def _unshifted(self, parameter: Tensor) -> Tensor:
@@ -201,14 +201,3 @@ def _unwrap(future: torch.futures.Future[Any]) -> Tensor:
         raise error
     result: Tensor = buffer
     return result
-
-
-def _squares_for(spec: Reducer, module: torch.nn.Module) -> SquaredGradients | None:
-    """Hooks that gather what the spec needs to know about single samples, if it does."""
-    try:
-        wanted = needs_of(spec).squares
-    except ValueError as error:
-        raise ValueError(f"{spec!r}: {error}") from None
-    if wanted is None:
-        return None
-    return PerSample(module) if wanted == "samples" else PerBackward(module)

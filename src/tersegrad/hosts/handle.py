@@ -37,7 +37,8 @@ class Handle:
         ``ratio`` compares with what a plain all-reduce of the same gradients would have sent. ``density`` is the
         fraction of elements that this rank's sparse methods sent in the last step; ``empty_sends`` counts the times a
         bucket had nothing to send; ``nonfinite_steps`` the steps that were rolled back; an uncompressed step has
-        nothing to roll back. ``layers`` holds what a method says about single layers (GradiVeQ).
+        nothing to roll back. ``layers`` holds what a method says about single layers (GradiVeQ),
+        ``decisions`` what Auto has measured and chosen by.
 
         Args:
             norms: False leaves out ``residual_norm``, which alone has to read as many numbers as there are parameters.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from tersegrad import kernels
 from tersegrad.core.memory_format import flat, shaped
@@ -31,7 +32,6 @@ class ParameterShift:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
         optimizer: torch.optim.Optimizer,
         by: float,
         residuals: Callable[[], Residuals],
@@ -45,10 +45,14 @@ class ParameterShift:
         self._seen: tuple[list[Tensor], int, float] = [], 1, 0.0  # whose gradients, how many of them, and their norm
         self._original: dict[int, tuple[Tensor, Tensor]] = {}  # shifted parameters and their own storage, by id
         self._shifted: dict[int, Tensor] = {}  # the tensors that take their places
+        self._handles: list[RemovableHandle] = []
+
+    def watch(self, model: DistributedDataParallel) -> None:
+        """Shifts in every training forward of this model, and restores in time."""
         self._handles = [
             model.register_forward_pre_hook(Hook(self._before_forward)),
             model.module.register_state_dict_pre_hook(Hook(lambda *_: self.restore())),
-            optimizer.register_step_pre_hook(Hook(lambda *_: self._before_step())),
+            self._optimizer.register_step_pre_hook(Hook(lambda *_: self.before_step())),
         ]
 
     def _before_forward(self, model: torch.nn.Module, _: object) -> None:
@@ -86,15 +90,15 @@ class ParameterShift:
 
     def _after_backward(self) -> None:
         self.restore()
-        _when_backward_ends(self._look)  # only now: DDP, too, has something to do at the end, which fills ``.grad``
+        _when_backward_ends(self.look)  # only now: DDP, too, has something to do at the end, which fills ``.grad``
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """The norm of the mean as backward leaves it."""
         trained = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         every = 1 + sum(p.numel() for p in trained) // SAMPLE
         self._seen = trained, every, _norm(trained, every) / self._scale()
 
-    def _before_step(self) -> None:
+    def before_step(self) -> None:
         """What the user has left of that norm."""
         self.restore()
         trained, every, norm = self._seen
