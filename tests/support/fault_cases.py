@@ -118,7 +118,7 @@ def train(rank: int, case: Case, ready: int, go: int) -> None:
     # "none" goes straight to the process group, unless something is put in its way
     network = None if spec == "none" and case.fault != "raises in the worker" else _Broken
     handle = tersegrad.attach(model, spec, timeout=TIMEOUT, network=network)
-    handle._engine._reporter.grace = GRACE
+    handle._engine._peers._reporter.grace = GRACE
     try:
         for step in range(1000):
             if step == 3:
