@@ -281,8 +281,14 @@ def _advise(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     asked = {key: getattr(args, key) for key in ("model", "params", "bandwidth", "latency", "compute", "profile")}
     workers = command.parse_workers(args.workers) if args.workers else ()
-    print(command.run(command.Request(tuple(args.spec), workers=workers, picture=args.picture, **asked)))
+    print(command.run(command.Request(tuple(args.spec), workers=workers, picture=args.picture, **asked), _draw_curves))
     return 0
+
+
+def _draw_curves(*args: Any) -> None:
+    from tersegrad.lab import curves  # needs matplotlib
+
+    curves.draw(*args)
 
 
 # ---- demo ----------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Fair timing on a noisy machine: contestants take turns in every round, and medians are compared with their spread."""
 
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from tersegrad.core.environment import environment
+
+__all__ = ["Times", "environment", "interleave", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,6 @@ def interleave(contestants: Mapping[str, Callable[[], object]], rounds: int, war
             if turn >= 0:
                 measured[name].append(1e3 * (time.perf_counter() - started))
     return {name: Times(tuple(values)) for name, values in measured.items()}
-
-
-def environment() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-    }
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

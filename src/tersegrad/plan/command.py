@@ -1,12 +1,12 @@
 """``tersegrad plan``: from the request to the printed answer."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tersegrad.comm.units import parse_rate, parse_time, show_bytes
-from tersegrad.lab.timing import environment
+from tersegrad.core.environment import environment
 from tersegrad.plan import advice, codecs, model
 from tersegrad.plan.advice import Setting
 from tersegrad.plan.codecs import BucketCost, Network
@@ -47,15 +47,18 @@ def parse_workers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def run(request: Request) -> str:
-    """Return the whole answer as text; scaling curves are drawn into a file."""
+Draw = Callable[[Sequence[int], dict[str, list[float]], float, str, Path], object]
+
+
+def run(request: Request, draw: Draw) -> str:
+    """Return the whole answer as text; scaling curves are drawn into a file by ``draw``."""
     profile = _complete(_known(request), request.specs)
     workers = request.workers or (profile.workers,)
     setting = Setting(workers[0], profile.network, profile.compute, profile.contention)
     ranked = advice.rank(profile.costs, setting)
     parts = [_about(setting, profile), advice.show(ranked), _notes(profile), advice.answer(ranked)]
     if len(workers) > 1:
-        parts.append(_draw(profile, setting, workers, request.picture))
+        parts.append(_scaling(profile, setting, workers, request.picture, draw))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -126,13 +129,11 @@ def _notes(profile: Profile) -> str:
     )
 
 
-def _draw(profile: Profile, setting: Setting, workers: Sequence[int], picture: Path) -> str:
-    from tersegrad.lab import curves  # needs matplotlib
-
+def _scaling(profile: Profile, setting: Setting, workers: Sequence[int], picture: Path, draw: Draw) -> str:
     steps = advice.curves(profile.costs, setting, workers)
     link = setting.network.all_reduce
     rate = "" if link.bandwidth == float("inf") else f"at {8e-6 * link.bandwidth:.4g} Mbit/s"
-    curves.draw(workers, steps, setting.compute.seconds, rate, picture)
+    draw(workers, steps, setting.compute.seconds, rate, picture)
     spans = [
         f"  {low if low == high else f'{low} to {high}'} workers: {spec}"
         for low, high, spec in advice.best_by_workers(steps, workers)

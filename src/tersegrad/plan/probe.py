@@ -28,7 +28,7 @@ from tersegrad.comm.throttled import Throttled
 from tersegrad.comm.torch import TorchComm
 from tersegrad.comm.units import parse_time
 from tersegrad.core import Comm, Layout
-from tersegrad.lab.timing import environment
+from tersegrad.core.environment import environment
 from tersegrad.plan import codecs, model, sync_overhead
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load
