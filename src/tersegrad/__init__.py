@@ -7,7 +7,7 @@ The contract of every method is the docstring of ``tersegrad.core``.
 """
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tersegrad.auto import Auto
 from tersegrad.comm.metered import Metered
@@ -53,6 +53,9 @@ from tersegrad.wrappers import (
     StepAhead,
     Warmup,
 )
+
+if TYPE_CHECKING:
+    from tersegrad.lab.simulate import simulate
 
 __all__ = [
     "BF16",
@@ -111,11 +114,16 @@ __all__ = [
     "attach",
     "parse",
     "roundtrip",
+    "simulate",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Names of version 0.1 that were renamed; they go with the next release."""
+    """``simulate``, which needs the laboratory's packages; and a name of version 0.1, until the next release."""
+    if name == "simulate":
+        from tersegrad.lab.simulate import simulate
+
+        return simulate
     if name == "Bucket":
         warnings.warn(
             "tersegrad.Bucket is now tersegrad.Layout, and what changes is Step.", FutureWarning, stacklevel=2

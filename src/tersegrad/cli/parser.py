@@ -35,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_check,
         _add_bench,
         _add_train,
+        _add_simulate,
         _add_report,
         _add_map,
         _add_plan,
@@ -92,6 +93,38 @@ def _add_train(commands: Any) -> None:
     evaluate.add_argument("--eval-every", type=_count, metavar="STEPS", help="accuracy also every so many steps")
     evaluate.add_argument("--no-eval", action="store_true", help="do not measure accuracy; for timing")
     train.set_defaults(run=_train)
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = commands.add_parser(
+        "simulate", help="will it hurt my model? N virtual workers in one process, to the bit what real ones compute"
+    )
+    simulate.add_argument("spec", metavar="SPEC", nargs="+", help='what to compare, "none" (plain) among them')
+    simulate.add_argument("--model", metavar="MODULE:FACTORY", help="your own: a function that returns a Training")
+    simulate.add_argument("--workload", help="instead of a model: digits, fashion, cifar-resnet20, ...")
+    simulate.add_argument("--workers", type=_count, default=4, help="virtual workers (default: 4)")
+    length = simulate.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=_count, help="of every run")
+    length.add_argument("--epochs", type=_count, help="instead of steps, for a workload (default: its own)")
+    simulate.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run each (default: 0)")
+    simulate.add_argument("--bandwidth", help="of every worker's link, e.g. 100Mbit, for predicted times")
+    simulate.add_argument("--latency", help="one way, e.g. 20ms, for predicted times")
+    simulate.add_argument("--compute", help="time of a step without communication, e.g. 250ms (default: as here)")
+    simulate.add_argument("--eval-every", type=_count, metavar="STEPS", help="(default: a twentieth of the run)")
+    simulate.add_argument("--until", metavar="CONDITION", help="end a run early, e.g. 'accuracy >= 0.9'")
+    simulate.add_argument("--jobs", type=_count, default=1, help="runs at a time (default: 1)")
+    simulate.add_argument("--threads", type=_count, default=1, help="threads of every run (default: 1)")
+    simulate.add_argument(
+        "--snapshot", default="180s", metavar="TIME", help="between two snapshots, from which a killed run goes on"
+    )
+    simulate.add_argument(
+        "--replay", type=Path, metavar="FILE", help="for auto: the .jsonl of its real run, whose decisions it follows"
+    )
+    simulate.add_argument("--batch", type=_count, help="samples of each worker in a step, of a workload")
+    simulate.add_argument("--learning-rate", type=_rate, help="the highest of the run, of a workload")
+    simulate.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets of the workloads")
+    simulate.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the runs and the report")
+    simulate.set_defaults(run=_simulate)
 
 
 def _add_report(commands: Any) -> None:
@@ -253,6 +286,14 @@ def _train(args: argparse.Namespace) -> int:
     own = ("bandwidth", "epochs", "seconds", "seeds", "eval_every", "learning_rate")
     more = {key: getattr(args, key) for key in own}
     return train.train(_plan(args, **more, evaluate=not args.no_eval), Console())
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tersegrad.lab import simulate
+
+    return simulate.run(simulate.from_arguments(args), Console())
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -3,8 +3,9 @@
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from tersegrad.comm.traffic import (
     shift_traffic,
 )
 from tersegrad.core import Comm, Pending
+
+T = TypeVar("T")
 
 
 class Tap(Comm):
@@ -31,6 +34,10 @@ class Tap(Comm):
     def shared(self) -> dict[str, Any]:
         """That of ``inner``."""
         return self.inner.shared
+
+    def same_on_all(self, compute: Callable[[], T], out: Tensor) -> T:
+        """See Comm."""
+        return self.inner.same_on_all(compute, out)
 
     @abstractmethod
     def observe(self, traffic: Traffic, started: float, overlapped: float = 0.0) -> None:

@@ -31,6 +31,10 @@ class Channel:
         self._tickets += 1
         return self._tickets - 1
 
+    def has(self, ticket: int) -> bool:
+        """Called by the receiver: whether ``get`` would return at once."""
+        return ticket in self._arrived or self._count + self._messages.qsize() > ticket
+
     def get(self, ticket: int) -> Tensor:
         """Called by the receiver: waits for that message."""
         while ticket not in self._arrived:

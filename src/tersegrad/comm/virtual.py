@@ -1,9 +1,10 @@
 """VirtualComm: N workers of one process, with the results of N gloo processes to the bit."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from tersegrad.comm.threads import Channel
 from tersegrad.comm.torch import NetworkError
 from tersegrad.core import Comm, Pending
+
+T = TypeVar("T")
 
 _SEGMENT_NBYTES = 1 << 20  # gloo splits its ring into segments of at most this size
 
@@ -58,14 +61,36 @@ class _Round:
 
 
 class Hub:
-    """Where the virtual workers of one run meet."""
+    """Where the virtual workers of one run meet.
+
+    Their threads take turns: one runs at a time, and the next one goes on where that one has to wait. Threads that all
+    run at once would spend their time on waking each other up.
+    """
 
     def __init__(self, size: int):
         self.size = size
+        self.compares = False  # every worker computes all by itself, so that results can be compared
+        self._turn = threading.Lock()
+        self._results: dict[int, tuple[Tensor, Any, int]] = {}  # of ``same_on_all``, and how many have not read them
         self.failure: str | None = None
         self._rounds: dict[int, _Round] = {}
         self._channels = [[Channel() for _ in range(size)] for _ in range(size)]  # [to][from]
         self._lock = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """For a worker's thread: nobody else runs inside, but for those whose turn it is while this one waits."""
+        with self._turn:
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside ``turn``: somebody else's turn."""
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
 
     def channel(self, to: int, source: int) -> Channel:
         """Messages from one worker to another."""
@@ -100,9 +125,26 @@ class Hub:
 
     def wait(self, met: _Round) -> None:
         """Waits until all workers have come."""
-        met.complete.wait()
+        if not met.complete.is_set():
+            with self.waiting():
+                met.complete.wait()
         if met.missing:
             raise NetworkError(str(self.failure))
+
+    def same_on_all(self, number: int, compute: Callable[[], T], out: Tensor) -> T:
+        """Called by every worker inside its turn: the first one computes, the others copy."""
+        if self.compares:
+            return compute()
+        if number not in self._results:
+            answer = compute()
+            if self.size > 1:
+                self._results[number] = out.clone(), answer, self.size - 1
+            return answer
+        result, answer, left = self._results.pop(number)
+        out.copy_(result)
+        if left > 1:
+            self._results[number] = result, answer, left - 1
+        return answer
 
     def abort(self, reason: str) -> None:
         """Releases every worker that waits for another: one of them has failed."""
@@ -125,8 +167,9 @@ class VirtualComm(Comm):
         self._hub = hub
         self.rank = rank
         self.size = hub.size
-        self._number = 0  # of the next collective
-        self._copies: dict[tuple[int, int], Tensor] = {}  # of messages under way, by address and length
+        self._number = 0  # of the last collective
+        self._computed = 0  # how often all workers have made the same of their messages
+        self._last: tuple[int, int, Tensor] | None = None  # address, length and copy of what was sent last
 
     def _bring(self, x: Tensor, merge: Callable[[list[Tensor]], None] = lambda parts: None) -> _Round:
         self._number += 1
@@ -152,7 +195,7 @@ class VirtualComm(Comm):
         if self._hub.failure is not None:
             raise NetworkError(self._hub.failure)
         channel = self._hub.channel(self.rank, source)
-        message = _Message(self, x, channel, channel.ticket() if into.numel() else None, into)
+        message = _Message(self, channel, channel.ticket() if into.numel() else None, into)
         if x.numel():
             self._hub.channel(to, self.rank).put(self._copy(x))
         return message
@@ -165,16 +208,26 @@ class VirtualComm(Comm):
             x.copy_(met.parts[root])
 
     def _copy(self, x: Tensor) -> Tensor:
-        """The copy that is under way to another worker already, if it has the same bytes; else a new one."""
-        key = x.data_ptr(), x.numel()
-        known = self._copies.get(key)
-        if known is None or not torch.equal(known, x):
-            known = self._copies[key] = x.clone()
-        return known
+        """One copy of what is sent several times in a row: it must not change before it is waited for."""
+        if self._last is None or self._last[:2] != (x.data_ptr(), x.numel()):
+            self._last = x.data_ptr(), x.numel(), x.clone()
+        return self._last[2]
 
-    def release(self, x: Tensor) -> None:
-        """A message has been waited for."""
-        self._copies.pop((x.data_ptr(), x.numel()), None)
+    def same_on_all(self, compute: Callable[[], T], out: Tensor) -> T:
+        """The first worker computes, unless all are to be compared."""
+        self._computed += 1
+        return self._hub.same_on_all(self._computed, compute, out)
+
+    def receive(self, channel: Channel, ticket: int) -> Tensor:
+        """A message, when it is there."""
+        if channel.has(ticket):
+            return channel.get(ticket)
+        with self._hub.waiting():
+            return channel.get(ticket)
+
+    def release(self) -> None:
+        """A message has been waited for, so that what was sent may change."""
+        self._last = None
 
     @property
     def failure(self) -> str:
@@ -214,16 +267,16 @@ class _Total(Pending):
 
 
 class _Message(Pending):
-    def __init__(self, comm: VirtualComm, x: Tensor, channel: Channel, ticket: int | None, into: Tensor):
-        self._comm, self._x, self._channel, self._ticket, self._into = comm, x, channel, ticket, into
+    def __init__(self, comm: VirtualComm, channel: Channel, ticket: int | None, into: Tensor):
+        self._comm, self._channel, self._ticket, self._into = comm, channel, ticket, into
 
     def wait(self) -> Tensor:
         """See Pending."""
-        self._comm.release(self._x)
+        self._comm.release()
         if self._ticket is None:
             return self._into
         try:
-            message = self._channel.get(self._ticket)
+            message = self._comm.receive(self._channel, self._ticket)
         except threading.BrokenBarrierError:
             raise NetworkError(self._comm.failure) from None
         if message.numel() > self._into.numel():

@@ -1,10 +1,13 @@
 """Comm: the only way out of the process."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Pending(ABC):
@@ -54,6 +57,13 @@ class Comm(ABC):
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """``x`` becomes the root's ``x``."""
+
+    def same_on_all(self, compute: Callable[[], T], out: Tensor) -> T:
+        """Runs ``compute``, which makes of ``out`` what every worker makes of the same messages, to the bit.
+
+        A Comm between workers that share memory may let one of them compute, and the others copy its ``out``.
+        """
+        return compute()
 
     @property
     def shared(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Engine:
         self._exchanged = 0  # the step that is being reduced
         self._uncompressed: Uncompressed | None = None
         self._peers = peers
-        self._worker = Worker(peers.explain)
+        self._worker = Worker(peers.explain, peers.turn)
         peers.watch(self._doing)
         try:
             self._connect(shapes)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -31,6 +32,10 @@ class Peers(ABC):
     @abstractmethod
     def watch(self, doing: Callable[[], Doing]) -> None:
         """Called first, with a function that says what this worker is at."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """What the worker's thread does is done inside."""
+        return nullcontext()
 
     @abstractmethod
     def stop(self) -> None:

@@ -4,6 +4,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,11 +13,16 @@ T = TypeVar("T")
 class Worker:
     """One thread that does jobs in the order in which they came. After a failed bucket it refuses all others.
 
-    ``explain`` makes of an error one that says whose fault it is.
+    ``explain`` makes of an error one that says whose fault it is. Jobs are done inside ``turn()``.
     """
 
-    def __init__(self, explain: Callable[[BaseException], BaseException]) -> None:
+    def __init__(
+        self,
+        explain: Callable[[BaseException], BaseException],
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._explain = explain
+        self._turn = turn
         self.busy = False  # whether it is at something that other ranks do too
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException | None], None]] | None]
         self._jobs = queue.SimpleQueue()
@@ -81,7 +87,8 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             work, done = job
             try:
-                work()
+                with self._turn():
+                    work()
             except BaseException as error:
                 done(error)
             else:

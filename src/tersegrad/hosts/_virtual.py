@@ -1,6 +1,7 @@
 """One virtual worker: its engine, its generators, its batches, its module buffers, its gradient."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,6 +50,10 @@ class VirtualPeers(Peers):
         if not isinstance(error, NetworkError):
             self._hub.abort(f"worker {self._rank} failed: {type(error).__name__}: {error}")
         return error
+
+    def turn(self) -> AbstractContextManager[None]:
+        """One worker's thread runs at a time."""
+        return self._hub.turn()
 
     def stop(self) -> None:
         """Nothing runs."""

@@ -28,7 +28,7 @@ from tersegrad.hosts.training import Training
 from tersegrad.specs import parse_reducer
 
 FORMAT = 1  # of state_dict
-COMPARE_EVERY = 10  # steps: all workers must hold the same mean, to the bit
+COMPARE_EVERY = 50  # steps: every worker decodes all by itself, and all must hold the same mean, to the bit
 _TOTALS = ("bytes_sent", "bytes_handed_over", "dense_bytes", "nonfinite_steps")
 
 DecisionLog = Sequence[Mapping[str, Any]]
@@ -71,7 +71,7 @@ class Simulation:
         if type(workers) is not int or workers < 1:
             raise ValueError(f"workers={workers!r}: how many workers are simulated, a whole number from 1.")
         self.spec = parse_reducer(spec)
-        _require_decisions(self.spec, decisions)
+        require_decisions(self.spec, decisions)
         _checks.require_optimizer(self.spec, training.optimizer)
         self.training = training
         self.workers = workers
@@ -124,6 +124,7 @@ class Simulation:
         """
         answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         ready: list[str] = []
+        self._hub.compares = self.steps % COMPARE_EVERY == 0
         try:
             losses, energy = self._gradients(answers, ready, weigh)
             self._wait(answers)
@@ -201,7 +202,7 @@ class Simulation:
         errors = [error for error in told if error is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, NetworkError)), errors[0])
-        if self.steps % COMPARE_EVERY == 0:
+        if self._hub.compares:
             for rank, worker in enumerate(self._workers):
                 if not all(map(_same_bits, self._workers[0].buckets, worker.buckets)):
                     raise RuntimeError(f"step {self.steps}: worker {rank} holds another mean than worker 0.")
@@ -321,7 +322,8 @@ def evaluated(training: Training) -> float:
         raise TypeError(f"evaluate(model) gave {score!r}. It must return one number, the {training.metric}.") from None
 
 
-def _require_decisions(spec: Reducer, decisions: DecisionLog | None) -> None:
+def require_decisions(spec: Reducer, decisions: DecisionLog | None) -> None:
+    """``auto`` needs the log of a real run."""
     if decisions is None and any(isinstance(part, Auto) for part in spec.walk()):
         raise ValueError(
             f"{spec!r} chooses by the time that its steps take, and a simulation has no network to wait for. Give the "

@@ -1,5 +1,6 @@
 """Training runs, one per method, over a slow link: started, watched, and kept in one file each."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -15,11 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tersegrad.comm.units import parse_rate, parse_time
-from tersegrad.core import mix_seed
+from tersegrad.core import version
 from tersegrad.lab import network as networks
 from tersegrad.lab import workloads
 from tersegrad.lab.methods import Method
@@ -76,7 +78,7 @@ class Plan:
                     )
                 if method.torch_hook() and network == "throttled":
                     raise ValueError(f"{spec!r} talks past an emulated link. Use --network netns, or leave it out.")
-                configs.append(replace(self._config(spec, seed, network), kernel_latency=by_kernel))
+                configs.append(self._config(spec, seed, network, by_kernel))
         return configs
 
     def _network(self) -> str:
@@ -93,10 +95,8 @@ class Plan:
             return "none"
         return "throttled" if networks.permitted() else "netns"
 
-    def _config(self, spec: str, seed: int, network: str) -> Config:
-        slug = "".join(c if c.isalnum() or c in ".-=" else "_" for c in spec)[:60]
-        name = f"{slug}-{mix_seed(*spec.encode()) % 0xFFFF:04x}-seed{seed}.jsonl"
-        return Config(
+    def _config(self, spec: str, seed: int, network: str, by_kernel: bool) -> Config:
+        config = Config(
             spec=spec,
             workload=self.workload,
             workers=self.workers,
@@ -108,7 +108,7 @@ class Plan:
             steps=self.steps,
             seconds=self.seconds,
             data=str(self.data.resolve()) if self.data else None,
-            file=str((self.out / name).resolve()),
+            file="",
             command=self.command,
             timeout=self.timeout,
             evaluate=self.evaluate,
@@ -116,14 +116,24 @@ class Plan:
             modules=loaded_modules(),
             batch=self.batch,
             learning_rate=self.learning_rate,
+            kernel_latency=by_kernel,
         )
+        identity = _identity(config)
+        return replace(config, file=str((self.out / file_name(spec, seed, identity)).resolve()), identity=identity)
+
+
+def file_name(spec: str, seed: int, identity: dict[str, Any]) -> str:
+    """Of a run: whatever decides its result decides its name too, so that another run is another file."""
+    slug = "".join(c if c.isalnum() or c in ".-=" else "_" for c in spec)[:60]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{slug}-{digest[:8]}-seed{seed}.jsonl"
 
 
 def train(plan: Plan, console: Console) -> int:
     """Run every run that is missing. Finished runs are kept in any case, and not repeated."""
     configs = plan.configs()
     plan.out.mkdir(parents=True, exist_ok=True)
-    missing = [config for config in configs if not _is_done(config)]
+    missing = [config for config in configs if not is_finished(Path(config.file))]
     if len(missing) < len(configs):
         console.print(f"{len(configs) - len(missing)} of {len(configs)} runs are in {plan.out} already.")
     if not missing:
@@ -143,27 +153,17 @@ def _describe(config: Config) -> str:
     return f"{config.workload} on {config.workers} workers, {kind[config.network]}{rate}{delay}"
 
 
-def _is_done(config: Config) -> bool:
-    """Whether this very run is finished. Another run under the same name is not overwritten."""
-    if not is_finished(Path(config.file)):
-        return False
-    start = read_events(Path(config.file))[0]
-    for key, value in _asked(config).items():
-        recorded = start.get("limit_seconds" if key == "seconds" else key)
-        if recorded != value:
-            raise ValueError(
-                f"{config.file} is a finished run of {config.spec} with {key} {recorded!r}, and this one asks for "
-                f"{value!r}. Use another --out, or delete that file."
-            )
-    return True
-
-
-def _asked(config: Config) -> dict[str, Any]:
-    """What the record of a run says if it is this one."""
-    shared = ("workload", "workers", "network", "bandwidth", "latency", "learning_rate", "seconds")
-    given = [key for key in ("steps", "batch") if getattr(config, key) is not None]  # else the workload's own
-    asked = {key: getattr(config, key) for key in (*shared, *given)}
-    return {**asked, "epochs": config.planned_epochs, "expression": Method(config.spec).expression}
+def _identity(config: Config) -> dict[str, Any]:
+    """Everything that decides the result of a run, or when it is looked at."""
+    asked = ("workload", "workers", "network", "bandwidth", "latency", "kernel_latency", "learning_rate", "batch")
+    length = ("steps", "seconds", "evaluate", "eval_every", "seed", "threads")
+    return {
+        **{key: getattr(config, key) for key in (*asked, *length)},
+        "epochs": config.planned_epochs,
+        "expression": Method(config.spec).expression,
+        "tersegrad": version.__version__,
+        "torch": torch.__version__,
+    }
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def show_progress(console: Console) -> Iterator[Progress]:
 
 def make_runs(configs: list[Config], network: Network | None, progress: Progress) -> None:
     """Starts workers that make these runs one after the other, shows how far they are, and leaves none behind."""
-    files = {Path(config.file): _add_bar(config, progress) for config in configs}
+    files = {Path(config.file): add_bar(config.spec, config.seed, progress) for config in configs}
     for file in files:
         file.unlink(missing_ok=True)  # interrupted: run again
     with tempfile.TemporaryDirectory(prefix="tersegrad-logs-") as folder, _termination_as_interrupt():
@@ -212,7 +212,7 @@ def make_runs(configs: list[Config], network: Network | None, progress: Progress
         try:
             while any(worker.poll() is None for worker in workers):
                 for file, bar in files.items():
-                    _show(file, bar, progress)
+                    show(file, bar, progress)
                 if any(worker.poll() for worker in workers):
                     _end(workers, _GRACE)  # the others end by themselves, or are killed
                 time.sleep(_POLL)
@@ -220,7 +220,7 @@ def make_runs(configs: list[Config], network: Network | None, progress: Progress
             _end(workers, 0.0)
         codes = [worker.returncode for worker in workers]
         for config, (file, bar) in zip(configs, files.items(), strict=True):
-            _show(file, bar, progress)
+            show(file, bar, progress)
             if not is_finished(file) or any(codes):
                 raise RunFailedError(_last_words(config, codes, Path(folder)))
 
@@ -248,12 +248,14 @@ def is_finished(file: Path) -> bool:
     return bool(events) and events[-1]["event"] == "end"
 
 
-def _add_bar(config: Config, progress: Progress) -> TaskID:
-    label = config.spec if config.seed == 0 else f"{config.spec} seed {config.seed}"
+def add_bar(spec: str, seed: int, progress: Progress) -> TaskID:
+    """A bar for one run."""
+    label = spec if seed == 0 else f"{spec} seed {seed}"
     return progress.add_task(label, total=None, start=False, note="waiting")
 
 
-def _show(file: Path, task: TaskID, progress: Progress) -> None:
+def show(file: Path, task: TaskID, progress: Progress) -> None:
+    """How far a run is, by its file."""
     events = read_events(file)
     if not events or progress.tasks[task].finished:
         return
@@ -262,11 +264,12 @@ def _show(file: Path, task: TaskID, progress: Progress) -> None:
     scores = [event["score"] for event in events if event["event"] in ("eval", "end") and event["score"] is not None]
     if scores:
         metric = events[0]["metric"]
-        note = f"{metric} {scores[-1]:.1%}" if metric == "accuracy" else f"{metric} {scores[-1]:.1f}"
+        note = f"{metric} {scores[-1]:.1%}" if metric == "accuracy" else f"{metric} {scores[-1]:.4g}"
     steps = [event for event in events if event["event"] != "start"]
     done = steps[-1]["step"] if steps else 0
     if done:
-        note = f"{1e3 * steps[-1]['seconds'] / done:.0f} ms/step  {note}"
+        took = steps[-1].get("wall", steps[-1]["seconds"])  # of a simulated run
+        note = f"{1e3 * took / done:.0f} ms/step  {note}"
     total = done if events[-1]["event"] == "end" else events[0]["steps"]
     progress.update(task, total=total, completed=done, note=note)
 

@@ -58,6 +58,7 @@ class Config:
     learning_rate: float | None = None  # the highest of the run; None: the workload's own
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
+    identity: dict[str, Any] | None = None  # everything that decides the result
 
     @property
     def planned_epochs(self) -> int | None:
@@ -148,7 +149,9 @@ class Trainer:
                 self._epoch(epoch, out)
                 epoch += 1
                 self._evaluate(out)
-            self._write(out, "end", step=self.done, seconds=self.seconds, score=self.score, **self._sent())
+            end = {"step": self.done, "seconds": self.seconds, "score": self.score, **self._sent()}
+            decisions = [] if self.handle is None else self.handle.metrics(norms=False)["decisions"]
+            self._write(out, "end", **end, **({"decisions": decisions} if decisions else {}))
         finally:
             if out is not None:
                 out.close()
@@ -235,6 +238,7 @@ class Trainer:
             "epochs": self.config.planned_epochs,
             "limit_seconds": self.config.seconds,
             "compute_ms": self.compute_ms,
+            "identity": self.config.identity,
             "command": self.config.command,
             "environment": {**environment(), "tersegrad": tersegrad.__version__},
             "time": datetime.now(UTC).isoformat(timespec="seconds"),

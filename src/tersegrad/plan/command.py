@@ -12,9 +12,8 @@ from tersegrad.plan.advice import Setting
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
 from tersegrad.plan.probe import SPECS, Profile, contention_of
+from tersegrad.plan.step_time import OVERHEAD
 from tersegrad.specs import parse_reducer
-
-OVERHEAD = 5e-5  # seconds to start one message, if it was not measured: gloo from Python, roughly
 
 
 @dataclass(frozen=True)

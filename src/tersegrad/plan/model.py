@@ -24,17 +24,23 @@ ENOUGH = 20.0  # seconds after which no further steps are timed
 Loss = Callable[[], Tensor]
 
 
-def load(text: str) -> tuple[nn.Module, Loss | None]:
-    """The model of ``module:factory``. The factory returns a module, or a module and a function that returns a loss."""
+def import_factory(text: str) -> Callable[..., Any]:
+    """The function of ``module:factory``; modules are looked for in the current folder too."""
     module, colon, name = text.partition(":")
     if not colon or not name:
         raise ValueError(f"--model {text}: write module:factory, e.g. train:make_model.")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # as python -m does
     try:
-        made: Any = getattr(importlib.import_module(module), name)()
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--model {text}: {error}.") from error
+    return factory
+
+
+def load(text: str) -> tuple[nn.Module, Loss | None]:
+    """The model of ``module:factory``. The factory returns a module, or a module and a function that returns a loss."""
+    made = import_factory(text)()
     model, loss = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"--model {text} gave a {type(model).__name__}, not a torch.nn.Module.")

@@ -48,4 +48,9 @@ class AllGather(Reducer):
             subtract(self.compressor, payload, x.total, state)
         elif out is not x:
             subtract(self.compressor, payload, x, state)
-        return lambda: decode_sum(self.compressor, gathering.wait(), 1.0 / comm.size, out, state)
+
+        def finish() -> bool | None:
+            payloads = gathering.wait()
+            return comm.same_on_all(lambda: decode_sum(self.compressor, payloads, 1.0 / comm.size, out, state), out)
+
+        return finish
