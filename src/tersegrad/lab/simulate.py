@@ -179,7 +179,7 @@ def _table(runs: Sequence[Run]) -> Table:
         table.add_column(head, justify="left" if head == "spec" else "right")
     plain = None if comparison.baseline is None else comparison.baseline.spread(lambda run: run.step_sent)
     for group in comparison.groups:
-        score = group.spread(lambda run: None if run.end is None else run.end.score)
+        score = group.sound_spread(lambda run: None if run.end is None else run.end.score)
         sent, step = group.spread(lambda run: run.step_sent), group.spread(lambda run: run.step_seconds)
         fewer = "" if plain is None or sent is None or not sent.median else f"{plain.median / sent.median:.4g}x"
         cells = [group.name, "diverged" if score is None else _shown(score), fewer]
