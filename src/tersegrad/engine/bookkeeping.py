@@ -43,12 +43,13 @@ class Bookkeeping:
             "tensors": {name: states.copy(piece) for name, piece in self._store.pieces().items()},
         }
 
-    def load(self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool) -> checkpoint.Saved:
+    def load(self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool, same_buckets: bool) -> checkpoint.Saved:
         """Takes up one of the saved states, and returns it. Nothing changes if it does not fit."""
         one = checkpoint.select(saved, self._comm.rank, self._comm.size)
         pieces = checkpoint.require_fit(one, self._spec, self._numel, self._store.fresh_piece, strict)
         self._store.load(pieces)
-        self._reassembly.load(one["buckets"], one["step"])
+        if not same_buckets:
+            self._reassembly.load(one["buckets"], one["step"])
         return one
 
     def flush(self, put: Callable[[str, Tensor], None]) -> None:

@@ -135,7 +135,8 @@ class Engine:
             return False
         if (every and self._step % every == 0) or not self._reassembly.is_over(self._step):
             return False
-        return all(type(self.spec.active(e.state, self._step)) is Dense for e in self._store.entries())
+        known = self._store.entries()  # none yet where a state was just loaded
+        return bool(known) and all(type(self.spec.active(e.state, self._step)) is Dense for e in known)
 
     def _fail(self, error: NetworkError, done: Done) -> None:
         """On gloo's thread. The worker finds out whose fault it is, and refuses all that comes later."""
@@ -198,9 +199,14 @@ class Engine:
         """This rank's state by tensor name."""
         return self._worker.call(lambda: self._books.state_dict(self._step))
 
-    def load_state_dict(self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool) -> checkpoint.Saved:
-        """Takes up one of the saved states, and returns it. Nothing changes if it does not fit."""
-        one = self._worker.call(lambda: self._books.load(saved, strict))
+    def load_state_dict(
+        self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool, same_buckets: bool = False
+    ) -> checkpoint.Saved:
+        """Takes up one of the saved states, and returns it. Nothing changes if it does not fit.
+
+        ``same_buckets``: the host goes on with the buckets that it would have made next, as if nothing had happened.
+        """
+        one = self._worker.call(lambda: self._books.load(saved, strict, same_buckets))
         self._step = one["step"]
         return one
 

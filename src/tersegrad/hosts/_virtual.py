@@ -186,7 +186,7 @@ class VirtualWorker:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Takes up what ``state_dict`` saved."""
-        self.engine.load_state_dict(saved["engine"], strict=True)
+        self.engine.load_state_dict(saved["engine"], strict=True, same_buckets=True)
         self._random = Randomness(**saved["random"])
         self.stream.load_state_dict(saved["stream"])
         self.module_buffers = [buffer.clone() for buffer in saved["module_buffers"]]
