@@ -130,8 +130,10 @@ def test_one_stray_worker_is_named_on_every_rank(what):
         step = at(step=9 if stray and what == "step" else 3, numel=50 if stray and what == "numel" else 100)
         spec = TopK(0.2) if stray and what == "spec" else SPEC
         payload = spec.encode(X[: step.layout.numel], spec.init(step.layout, 0))
+        gathering = start_gather(payload, spec.fingerprint(), step, comm, {})
+        messages = gathering.wait()
         with pytest.raises(FrameError) as caught:
-            start_gather(payload, spec.fingerprint(), step, comm, {}).wait()
+            gathering.open(messages)
         return str(caught.value)
 
     messages = threads.run(4, work)
@@ -150,7 +152,8 @@ def test_frames_of_any_length_travel_in_one_round_and_unpadded():
             payload = Payload.empty(mine, 100, {}, torch.device("cpu"))
             payload.body.copy_(torch.arange(mine) % 251 + comm.rank)
             before = meter.total.sent
-            gathered = start_gather(payload, 7, at(step), meter, state).wait()
+            gathering = start_gather(payload, 7, at(step), meter, state)
+            gathered = gathering.open(gathering.wait())
             for rank, theirs in enumerate(gathered):
                 assert torch.equal(theirs.body, (torch.arange(length * (1 + rank)) % 251 + rank).to(torch.uint8))
             assert meter.total.sent - before == 2 * (HEADER_NBYTES + mine)

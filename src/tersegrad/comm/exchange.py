@@ -38,18 +38,21 @@ class Gathering:
     step: Step
     rank: int
 
-    def wait(self) -> list[Payload]:
-        """Every worker's payload in rank order. To be called once.
+    def wait(self) -> dict[int, Tensor]:
+        """Every other worker's frame, by rank. To be called once."""
+        size = len(self.under_way) + 1
+        return {(self.rank - by) % size: pending.wait() for by, pending in enumerate(self.under_way, start=1)}
+
+    def open(self, messages: dict[int, Tensor]) -> list[Payload]:
+        """Every worker's payload in rank order.
 
         All headers are checked before any body, so that a stray worker is named on all others alike.
         """
-        size = len(self.under_way) + 1
-        messages = {(self.rank - by) % size: pending.wait() for by, pending in enumerate(self.under_way, start=1)}
         headers = {rank: frames.read_header(message, rank) for rank, message in sorted(messages.items())}
         for rank, header in headers.items():
             frames.check_header(header, self.spec, self.step, rank)
         opened = {rank: frames.open_checked(messages[rank], header, rank) for rank, header in headers.items()}
-        return [self.payload if rank == self.rank else opened[rank] for rank in range(size)]
+        return [self.payload if rank == self.rank else opened[rank] for rank in range(len(messages) + 1)]
 
 
 def receive_buffer(state: State, key: str, capacity: int) -> Tensor:

@@ -11,6 +11,7 @@ from tersegrad.core import (
     Compressor,
     Finish,
     Layout,
+    Payload,
     Reducer,
     State,
     Step,
@@ -50,7 +51,10 @@ class AllGather(Reducer):
             subtract(self.compressor, payload, x, state)
 
         def finish() -> bool | None:
-            payloads = gathering.wait()
-            return comm.same_on_all(lambda: decode_sum(self.compressor, payloads, 1.0 / comm.size, out, state), out)
+            messages = gathering.wait()
+            return comm.same_on_all(lambda: self._decode(gathering.open(messages), out, state), out)
 
         return finish
+
+    def _decode(self, payloads: list[Payload], out: Tensor, state: State) -> bool | None:
+        return decode_sum(self.compressor, payloads, 1.0 / len(payloads), out, state)
