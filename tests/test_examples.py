@@ -15,3 +15,13 @@ def test_train():
     accuracy, ratio = map(float, re.search(r"accuracy ([\d.]+)%, (\d+)x fewer", out.stdout).groups())
     assert accuracy > 95
     assert ratio > 20
+
+
+def test_simulate_own_model():
+    out = subprocess.run([sys.executable, str(EXAMPLES / "simulate_own_model.py")], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    rows = re.findall(r"(\w+) +accuracy ([\d.]+)%, ([\d.]+) kB a step", out.stdout)
+    assert [spec for spec, _, _ in rows] == ["none", "topk4", "sidco"]
+    scores, sent = zip(*((float(score), float(sent)) for _, score, sent in rows), strict=True)
+    assert min(scores) > 80
+    assert sent[0] > 3 * sent[1] > 3 * sent[2]

@@ -22,7 +22,7 @@ from tersegrad.engine import Engine, Options
 from tersegrad.hosts import _buckets, _checks
 from tersegrad.hosts._randomness import Randomness
 from tersegrad.hosts._squares import squares_for
-from tersegrad.hosts._virtual import FlatGradients, VirtualPeers, VirtualWorker, copy_all, tensors_of
+from tersegrad.hosts._virtual import FlatGradients, VirtualPeers, VirtualWorker, copy_all, tensors_of, worker_seed
 from tersegrad.hosts.parameter_shift import ParameterShift
 from tersegrad.hosts.training import Training
 from tersegrad.specs import parse_reducer
@@ -32,6 +32,8 @@ COMPARE_EVERY = 50  # steps: every worker decodes all by itself, and all must ho
 _TOTALS = ("bytes_sent", "bytes_handed_over", "dense_bytes", "nonfinite_steps")
 
 DecisionLog = Sequence[Mapping[str, Any]]
+
+__all__ = ["Simulation", "evaluated", "require_decisions", "worker_seed"]
 
 
 class Simulation:
