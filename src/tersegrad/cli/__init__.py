@@ -1,4 +1,4 @@
-"""The command line: ``tersegrad list | inspect | check | bench | plan | train | simulate | report | map | demo | warm``."""
+"""The command line: ``tersegrad list``, ``inspect``, ``simulate``, ``train`` and others (``tersegrad --help``)."""
 
 import os
 import sys

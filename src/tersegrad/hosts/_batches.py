@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tersegrad.hosts._randomness import Randomness
+from tersegrad.hosts._randomness import Randomness, undisturbed
 from tersegrad.hosts.training import Batches
 
 
@@ -71,7 +71,7 @@ class BatchStream:
         self._random, self._iterator = self._at_start.copy(), None
         if not self.done:
             return
-        with self._random.used():
+        with undisturbed(), self._random.used():
             self._iterator = self._open()
             for given in range(self.done):
                 if next(self._iterator, self) is self:

@@ -41,15 +41,13 @@ class Randomness:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """These generators are in use inside, and go on where they were when they are used again."""
-        before = Randomness.now()
+        """These generators are in use inside, and go on from there when they are used again (see ``undisturbed``)."""
         self._use()
         try:
             yield
         finally:
-            after = Randomness.now()
-            self.torch, self.python, self.numpy = after.torch, after.python, after.numpy
-            before._use()
+            now = Randomness.now()
+            self.torch, self.python, self.numpy = now.torch, now.python, now.numpy
 
     def _use(self) -> None:
         torch.default_generator.set_state(self.torch)
@@ -59,3 +57,13 @@ class Randomness:
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"torch": self.torch, "python": self.python, "numpy": self.numpy}
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """The generators in use are afterwards as they were before."""
+    before = Randomness.now()
+    try:
+        yield
+    finally:
+        before._use()

@@ -20,7 +20,7 @@ from tersegrad.comm.virtual import Hub
 from tersegrad.core import Reducer, Spec, needs_of
 from tersegrad.engine import Engine, Options
 from tersegrad.hosts import _buckets, _checks
-from tersegrad.hosts._randomness import Randomness
+from tersegrad.hosts._randomness import undisturbed
 from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts._virtual import FlatGradients, VirtualPeers, VirtualWorker, copy_all, tensors_of, worker_seed
 from tersegrad.hosts.parameter_shift import ParameterShift
@@ -128,7 +128,8 @@ class Simulation:
         ready: list[str] = []
         self._hub.compares = self.steps % COMPARE_EVERY == 0
         try:
-            losses, energy = self._gradients(answers, ready, weigh)
+            with undisturbed():
+                losses, energy = self._gradients(answers, ready, weigh)
             self._wait(answers)
         except BaseException as error:
             self._hub.abort(f"the step was not finished: {type(error).__name__}: {error}")
@@ -307,7 +308,7 @@ def evaluated(training: Training) -> float:
     modes = [(module, module.training) for module in training.model.modules()]
     training.model.eval()
     try:
-        with torch.no_grad(), Randomness.now().used():
+        with torch.no_grad(), undisturbed():
             score = training.evaluate(training.model)
     finally:
         for module, mode in modes:
