@@ -32,7 +32,16 @@ def _avoid_broken_matrix_units() -> None:
 _avoid_broken_matrix_units()
 
 
-FIRST = ("test_laws", "test_train", "test_ddp", "test_restart", "test_failure_report", "test_reliability", "test_warm")
+FIRST = (
+    "test_laws",
+    "test_simulate",
+    "test_train",
+    "test_ddp",
+    "test_restart",
+    "test_failure_report",
+    "test_reliability",
+    "test_warm",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from support.fork_server import command_line
 from tersegrad import specs
 
 PAGE = (Path(__file__).parent.parent / "docs" / "add-a-compressor.md").read_text()
-CLI = [sys.executable, "-m", "tersegrad.cli"]
 
 
 def blocks(language: str) -> list[str]:
@@ -40,8 +40,7 @@ def test_what_python_says(folder):
 @pytest.mark.parametrize("block", blocks("console"), ids=lambda block: block.split()[4])
 def test_what_the_console_says(folder, block):
     command, *says = block.strip().splitlines()
-    argv = shlex.split(command.removeprefix("$ tersegrad "))
-    done = subprocess.run([*CLI, *argv], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = command_line(shlex.split(command.removeprefix("$ tersegrad ")), folder)
     assert done.returncode == 0, done.stderr
     assert "\n".join(says) in done.stdout
 
@@ -50,8 +49,7 @@ def test_a_broken_method_is_told_which_law_it_breaks(folder):
     """The tutorial's method, which does not look whether the half that it does not send is finite."""
     code = blocks("python")[0].replace("if not x.isfinite().all():", 'if not x[state["turn"] :: 2].isfinite().all():')
     (folder / "broken.py").write_text(code.replace("EveryOther", "Broken"))
-    argv = ["--import", "broken.py", "check", "Broken()"]
-    done = subprocess.run([*CLI, *argv], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = command_line(["--import", "broken.py", "check", "Broken()"], folder)
     assert done.returncode == 1
     assert "Broken(): breaks a law: rank 0 was given a finite mean of a non-finite gradient" in done.stdout
 
@@ -59,8 +57,7 @@ def test_a_broken_method_is_told_which_law_it_breaks(folder):
 def test_a_method_that_raises_is_shown_where(folder):
     code = blocks("python")[0].replace('"turn": 0', '"tern": 0').replace("EveryOther", "Raises")
     (folder / "raises.py").write_text(code)
-    argv = ["--import", "raises.py", "check", "Raises()"]
-    done = subprocess.run([*CLI, *argv], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = command_line(["--import", "raises.py", "check", "Raises()"], folder)
     assert done.returncode == 1
     assert "Raises(): raised" in done.stdout
     assert "KeyError: 'turn'" in done.stdout

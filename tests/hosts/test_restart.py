@@ -16,24 +16,23 @@ SPECS = [
 KILL_AT = 10  # checkpoints are made after steps 4, 8 and 12
 
 
-def run(folder: Path, kill_at: int) -> dict:
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """How the undisturbed run ended, and the one with a rank that was killed."""
+    folder = tmp_path_factory.mktemp("restart")
+    folders = folder / "undisturbed", folder / "killed"
+    for each in folders:
+        each.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
-        [*torchrun, str(SCRIPT), str(folder), str(kill_at), *SPECS],
+        [*torchrun, str(SCRIPT), str(folder), str(KILL_AT), *SPECS],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "end.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("restart")
-    return run(folder / "undisturbed", -1), run(folder / "killed", KILL_AT)
+    return [json.loads((each / "end.json").read_text()) for each in folders]
 
 
 def test_the_run_was_killed_and_resumed_from_its_last_checkpoint(runs):

@@ -7,6 +7,7 @@ so that everything happens at a known moment.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # DDP imports it; here that is done before the ranks are forked
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -238,6 +240,7 @@ def become_rank() -> tuple[int, Case, int, int] | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported here is not for the garbage collectors of the ranks
     if mine := become_rank():
         dist.init_process_group("gloo", init_method=mine[1].init_method, rank=mine[0], world_size=SIZE)
         train(*mine)

@@ -1,6 +1,5 @@
 """Real gloo processes for tests: started once, kept for the whole session, killed and started anew after a failure."""
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -9,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
+
+from support import fork_server
 
 TIMEOUT = 90.0  # seconds until a test gives up on its workers; far above what any of them needs
 
@@ -54,7 +55,7 @@ class Pool:
         return outcomes
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = fork_server.context()
         handle, store = tempfile.mkstemp(prefix="tersegrad-gloo-")
         os.close(handle)
         os.unlink(store)
@@ -78,6 +79,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    fork_server.begin()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     while True:

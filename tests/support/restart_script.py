@@ -1,9 +1,10 @@
-"""Run by torchrun in test_restart.py: a training with checkpoints, in which one rank may be killed and all begin again.
+"""Run by torchrun in test_restart.py: a training with checkpoints, undisturbed and then with a rank that is killed.
 
     torchrun ... restart_script.py FOLDER KILL_AT SPEC...
 
-One small model for each spec. Every rank saves model, optimizer and the handle's state every few steps; in the first
-incarnation rank 1 kills itself before step KILL_AT (-1: never). At the end rank 0 writes the digests of all weights.
+One small model for each spec. Every rank saves model, optimizer and the handle's state every few steps. The first
+incarnation trains to the end, in FOLDER/undisturbed, and then again in FOLDER/killed, where rank 1 kills itself before
+step KILL_AT; the second goes on from there. At the end of each training rank 0 writes the digests of all weights.
 """
 
 import hashlib
@@ -91,10 +92,7 @@ def init(incarnation: int) -> None:
     )
 
 
-def main(folder: Path, kill_at: int, specs: list[str]) -> None:
-    torch.set_num_threads(1)
-    incarnation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    init(incarnation)
+def train(folder: Path, incarnation: int, kill_at: int | None, specs: list[str]) -> None:
     first = last_complete(folder)
     trained = {spec: Trained(spec) for spec in specs}
     if first:
@@ -102,7 +100,7 @@ def main(folder: Path, kill_at: int, specs: list[str]) -> None:
         for spec, one in trained.items():
             one.load_state_dict(saved[spec])
     for step in range(first, STEPS):
-        if step == kill_at and incarnation == 0 and dist.get_rank() == 1:
+        if step == kill_at and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         for one in trained.values():
             one.step(step)
@@ -116,6 +114,15 @@ def main(folder: Path, kill_at: int, specs: list[str]) -> None:
         (folder / "end.json").write_text(json.dumps(told))
     for one in trained.values():
         one.handle.close()
+
+
+def main(folder: Path, kill_at: int, specs: list[str]) -> None:
+    torch.set_num_threads(1)
+    incarnation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    init(incarnation)
+    if incarnation == 0:
+        train(folder / "undisturbed", incarnation, None, specs)
+    train(folder / "killed", incarnation, kill_at if incarnation == 0 else None, specs)
     dist.destroy_process_group()
 
 

@@ -369,7 +369,8 @@ def _train(rank: int, spec: str, seed: int, steps: int, large: bool) -> list[str
 
 def in_processes(spec: str, size: int, seed: int, steps: int, large: bool = False) -> None:
     """An episode of a model under DDP in real gloo processes; all must hold the same weights after every step."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # which imports once, for all processes to come
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "tersegrad.kernels.cpu", "tersegrad"])
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(size):

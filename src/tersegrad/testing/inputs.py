@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -36,12 +37,17 @@ def laplace(numel: int) -> Gradient:
     """Heavy-tailed gradients, different for every worker and step, with exact zeros among them."""
 
     def gradient(rank: int, step: int) -> Tensor:
-        rng = np.random.default_rng([numel, rank, step])
-        x = rng.laplace(scale=10.0 ** rng.uniform(-3, 0), size=numel)
-        x[rng.random(numel) < 0.05] = 0.0
-        return torch.from_numpy(x.astype(np.float32))
+        return _drawn(numel, rank, step).clone()
 
     return gradient
+
+
+@lru_cache(maxsize=64)  # drawing a million of them takes longer than most methods need to reduce them
+def _drawn(numel: int, rank: int, step: int) -> Tensor:
+    rng = np.random.default_rng([numel, rank, step])
+    x = rng.laplace(scale=10.0 ** rng.uniform(-3, 0), size=numel)
+    x[rng.random(numel) < 0.05] = 0.0
+    return torch.from_numpy(x.astype(np.float32))
 
 
 GRADIENT = laplace(LAYOUT.numel)
@@ -49,7 +55,12 @@ GRADIENT = laplace(LAYOUT.numel)
 
 def squares(x: Tensor) -> Tensor:
     """Sums of squares over samples that agree in some elements and contradict each other in others."""
-    return x.square() * (0.1 + 0.4 * (torch.arange(x.numel()) % 7))
+    return x.square() * _agreement(x.numel())
+
+
+@lru_cache(maxsize=4)
+def _agreement(numel: int) -> Tensor:
+    return 0.1 + 0.4 * (torch.arange(numel) % 7)
 
 
 def learning_rate(step: int) -> float:

@@ -105,8 +105,8 @@ def largest(traces: list[Trace], step: int | None = None) -> float:
     """The largest magnitude of any gradient, input, residual or mean that is finite; of one step, or of all."""
     chosen = slice(None) if step is None else slice(step, step + 1)
     lists = [seen for t in traces for seen in (t.gradients, t.inputs, t.means, t.held)]
-    finite = [x[x.isfinite()] for seen in lists for x in seen[chosen]]
-    return max((float(x.abs().max()) for x in finite if x.numel()), default=0.0)
+    finite = [x.nan_to_num(0.0, 0.0, 0.0).abs() for seen in lists for x in seen[chosen]]
+    return max((float(x.max()) for x in finite if x.numel()), default=0.0)
 
 
 def assert_close(got: Tensor, want: Tensor, atol: float, what: str) -> None:
