@@ -15,13 +15,15 @@ and writes the smallest. Uniformly random indices of any density take 1.01 to 1.
 those of real gradients take far less, as large elements are neighbours.
 """
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.kernels.ops import indices as bits
 
-__all__ = ["decode", "encode", "max_nbytes"]
+__all__ = ["Plan", "decode", "encode", "max_nbytes", "plan"]
 
 IMPLIED, BITMAP, GAPS = range(3)
 MAX_UNIVERSE = 2**31 - 1  # so that every index, and n itself, is an int32
@@ -41,10 +43,30 @@ def max_nbytes(count: int, universe: int) -> int:
     return min(_bytes(universe), 4 * count + 1)
 
 
-def encode(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Plan:
+    """What ``plan`` has found out."""
+
+    headers: Tensor
+    bits: kernels.Answer  # of the form of gaps; negative if the indices do not increase
+
+    def read(self) -> "Plan":
+        """The same with a number."""
+        return replace(self, bits=kernels.read(self.bits)[0])
+
+
+def plan(indices: Tensor, universe: int) -> Plan:
+    """Counts bits before anything is written, so that the answer can be read together with others."""
+    _check_tensor("indices", indices, torch.int32)
+    headers = torch.empty(-(-indices.numel() // bits.BLOCK), dtype=torch.uint8, device=indices.device)
+    return Plan(headers, kernels.on(indices).gap_plan(indices, universe, headers))
+
+
+def encode(indices: Tensor, universe: int, out: Tensor, planned: Plan | None = None) -> tuple[int, int]:
     """Write ``indices`` (int32, strictly increasing) to the front of ``out``; return the form and the bytes written.
 
-    ``out`` is uint8 and has at least ``max_nbytes`` elements. Only the bytes that are written change.
+    ``out`` is uint8 and has at least ``max_nbytes`` elements. Only the bytes that are written change. A ``plan`` whose
+    answer is a number is not made again.
 
     >>> out = torch.empty(max_nbytes(3, 1000), dtype=torch.uint8)
     >>> form, nbytes = encode(torch.tensor([3, 500, 501], dtype=torch.int32), 1000, out)
@@ -58,20 +80,21 @@ def encode(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
     count, capacity = indices.numel(), max_nbytes(indices.numel(), universe)
     if out.numel() < capacity:
         raise ValueError(f"out has {out.numel()} bytes; {count} of {universe} need {capacity}. Use max_nbytes.")
-    headers = torch.empty(-(-count // bits.BLOCK), dtype=torch.uint8, device=indices.device)
-    planned = kernels.on(indices).gap_plan(indices, universe, headers)
-    if planned < 0:
+    if planned is None:
+        planned = plan(indices, universe).read()
+    needed = int(planned.bits)
+    if needed < 0:
         raise ValueError(
             f"indices must increase strictly and lie in [0, {universe}); the first is {int(indices[0])}, "
             f"the last {int(indices[-1])}. Sort them, and remove duplicates."
         )
     if count in (0, universe):
         return IMPLIED, 0
-    body = out[: min(_bytes(universe), _bytes(planned))]
-    if _bytes(universe) <= _bytes(planned):
+    body = out[: min(_bytes(universe), _bytes(needed))]
+    if _bytes(universe) <= _bytes(needed):
         kernels.on(indices).bitmap_encode(indices, body)
         return BITMAP, body.numel()
-    kernels.on(indices).gap_encode(indices, headers, body)
+    kernels.on(indices).gap_encode(indices, planned.headers, body)
     return GAPS, body.numel()
 
 

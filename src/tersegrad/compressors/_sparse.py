@@ -7,6 +7,7 @@ Body: the indices, padded to whole words; then the value codec's body.
 import math
 import struct
 from abc import abstractmethod
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -67,13 +68,21 @@ class Selective(Compressor):
     def init(self, layout: Layout, seed: int) -> State:
         return {"values": self.values.init(layout, seed)}
 
-    def _pack(self, chosen: Tensor, values: Payload, numel: int, state: State, universe: int | None = None) -> Payload:
+    def _pack(
+        self,
+        chosen: Tensor,
+        values: Payload,
+        numel: int,
+        state: State,
+        universe: int | None = None,
+        planned: _indices.Plan | None = None,
+    ) -> Payload:
         """A payload for a vector of ``numel`` elements; positions index these, or another universe if one is given."""
         universe = numel if universe is None else universe
         capacity = padded(_indices.max_nbytes(chosen.numel(), universe)) + values.body.numel()
         meta = bytes(_META.size) + values.meta
         payload = Payload.empty(capacity, numel, state, chosen.device, meta)
-        form, nbytes = _indices.encode(chosen, universe, payload.body)
+        form, nbytes = _indices.encode(chosen, universe, payload.body, planned)
         start = padded(nbytes)
         payload.body[nbytes:start].zero_()
         payload.body[start : start + values.body.numel()].copy_(values.body)
@@ -95,6 +104,13 @@ class Selective(Compressor):
     def _unpack_values(self, payload: Payload, front: _Front, values: Tensor) -> None:
         body, meta = payload.body[front.values_start :], payload.meta[_META.size :]
         accumulate(self.values, Payload(body, values.numel(), meta), values.zero_())
+
+
+def _finite_and_planned(picked: Tensor, chosen: Tensor, universe: int) -> tuple[bool, _indices.Plan]:
+    """Whether all values are finite, and the plan of their indices: two answers, read at once."""
+    planned = _indices.plan(chosen, universe)
+    finite, needed = kernels.read(kernels.on(picked).all_finite(picked), planned.bits)
+    return bool(finite), replace(planned, bits=int(needed))
 
 
 class Sparse(Selective):
@@ -121,9 +137,10 @@ class Sparse(Selective):
         report(state, sent=chosen.numel(), of=x.numel())
         picked = scratch(state, "picked", chosen.numel(), torch.float32, x.device)
         kernels.on(x).gather(x, chosen, picked)
-        if not kernels.on(x).all_finite(picked):
+        finite, planned = _finite_and_planned(picked, chosen, x.numel())
+        if not finite:
             return Payload.nonfinite(x.numel(), state, x.device)
-        payload = self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state)
+        payload = self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state, planned=planned)
         state["_encoded"] = payload, chosen
         return payload
 

@@ -32,13 +32,14 @@ class TopK(Sparse):
     def select(self, x: Tensor, state: State) -> Tensor | None:
         """Exact selection (``kernels/*/select.py``)."""
         chosen, candidates = self._buffers(x, state)
-        found = kernels.on(x).top_k(x, chosen.numel(), chosen, candidates)
+        (found,) = kernels.read(kernels.on(x).top_k(x, chosen.numel(), chosen, candidates))
         return chosen if found >= 0 else None
 
     def select_sum(self, x: Sum, state: State) -> Tensor | None:
         """Add and select in one pass (``kernels/*/topk_of_sum.py``)."""
         chosen, candidates = self._buffers(x.total, state)
-        found = kernels.on(x.total).add_top_k(x.a, x.b, chosen.numel(), x.total, chosen, candidates)
+        answer = kernels.on(x.total).add_top_k(x.a, x.b, chosen.numel(), x.total, chosen, candidates)
+        (found,) = kernels.read(answer)
         return chosen if found >= 0 else None
 
     def _buffers(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
