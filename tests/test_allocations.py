@@ -102,7 +102,7 @@ def allocations(events: list) -> Iterator[int]:
 def largest_allocation(reducer: Reducer) -> int:
     """Bytes of the largest block that one step of one of two workers asks torch or numpy for, after three steps."""
     barrier = threading.Barrier(2)
-    acknowledged = {rank: threads._Channel() for rank in (0, 1)}
+    acknowledged = {rank: threads.Channel() for rank in (0, 1)}
     gradient = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(0))
     numbers = {"lr": 0.1, "squares": torch.full((LAYOUT.numel,), 50.0)}  # so noisy that VGC sends few
 

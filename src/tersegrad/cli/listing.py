@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n {preset_group}")
         for name, preset in PRESETS.items():
             if preset.group == preset_group:
-                print(f"  {name:<10} {preset.meaning}\n{'':<13}{preset.spec}")
+                print(f"  {name:<14} {preset.meaning}\n{'':<17}{preset.spec}")
     classes = list(registry().values())
     for group, title in _GROUPS.items():
         print(f"\n{title}")

@@ -12,9 +12,10 @@ class Preset:
     meaning: str
 
 
-PLAIN, PAPERS, SPARSE, QUANTISED, LOW_RANK = (
+PLAIN, PAPERS, PUBLISHED, SPARSE, QUANTISED, LOW_RANK = (
     "Plain",
     "The four papers",
+    "By the papers' own rules",
     "Sparse",
     "Quantised",
     "Low rank",
@@ -29,6 +30,11 @@ PRESETS = {
         PAPERS,
         "ErrorFeedback(AllGather(SIDCo(ratio=0.01)))",
         "about 1 % above a fitted threshold (SIDCo-E), with error feedback",
+    ),
+    "sidco-paper": Preset(
+        PUBLISHED,
+        "ErrorFeedback(AllGather(SIDCo(ratio=0.01, rule='paper')))",
+        "SIDCo-E by the authors' own rule: fixed shares, stages adapted every 5 steps, nothing else holds the count",
     ),
     "vgc": Preset(PAPERS, "ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
     "fft": Preset(

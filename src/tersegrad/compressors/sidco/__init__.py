@@ -13,14 +13,15 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors._sparse import Sparse
-from tersegrad.compressors._threshold import largest
+from tersegrad.compressors._threshold import exceeding, largest
 from tersegrad.compressors.identity import Identity
-from tersegrad.compressors.sidco import tails
+from tersegrad.compressors.sidco import published, tails
 from tersegrad.compressors.sidco.sample import Sample, Tail
 from tersegrad.core import Compressor, Layout, State, param, report, require_fraction, scratch, stage
 from tersegrad.kernels.ops import FLOAT32_MAX
 
 LAWS = ("exponential", "gamma", "pareto")
+RULES = ("ours", "paper")
 ADAPT_EVERY = 5  # steps between two adjustments of the number of stages
 TOLERANCE = 0.2  # relative to the target; within it, the number of stages is kept
 CAP = 1.0 + TOLERANCE  # times the target: the most that a step sends
@@ -38,13 +39,16 @@ class SIDCo(Sparse):
 
         eta_1 = F^-1(1 - first_ratio),  eta_m = eta_(m-1) + F_m^-1(1 - share_m),  share_m = (ratio n / c)^(1/(M-m+1))
 
-    If every fit is exact, all later shares are the same, and first_ratio times their product is ``ratio``.
+    If every fit is exact, all later shares are the same, and first_ratio times their product is ``ratio``. The count is
+    held to the target: by the error of the last step, by more stages in the same step, by a cap and a floor; vectors
+    longer than two million elements are sampled. ``rule="paper"`` does none of this (``published.py``).
     """
 
     examples: ClassVar[tuple[str, ...]] = (
         "SIDCo(0.1)",
         "SIDCo(0.01, law='gamma', stages=2)",
         "SIDCo(0.01, law='pareto', stages=3, values=BF16())",
+        "SIDCo(0.05, rule='paper')",
     )
 
     ratio: float = param(doc="fraction of elements sent on average: lower => fewer bytes, larger residual")
@@ -55,10 +59,13 @@ class SIDCo(Sparse):
     stages: int | str = param("adaptive", 'more => a better fit of the tail, one more pass each; or "adaptive"')
     first_ratio: float = param(0.25, "fraction kept by the first of several stages")
     values: Compressor = param(doc="codec of the values sent", factory=Identity)
+    rule: str = param("ours", '"paper": as released: fixed shares, no control of the count but by stages')
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_fraction(self, "ratio", "1 % is SIDCo(ratio=0.01).")
+        if self.rule not in RULES:
+            raise ValueError(f"SIDCo(rule={self.rule!r}): the rules are {', '.join(map(repr, RULES))}.")
         require_fraction(self, "first_ratio", "The paper's is 0.25.")
         if self.law not in LAWS:
             raise ValueError(f"SIDCo(law={self.law!r}): the laws are {', '.join(map(repr, LAWS))}.")
@@ -71,6 +78,8 @@ class SIDCo(Sparse):
 
     def select(self, x: Tensor, state: State) -> Tensor | None:
         """Fit, select, and adjust the controller by the count that passed."""
+        if self.rule == "paper":
+            return self._select_as_published(x, state)
         target = self.ratio * x.numel()
         if not target:
             return scratch(state, "chosen", 0, torch.int32, x.device)
@@ -99,6 +108,25 @@ class SIDCo(Sparse):
         kernels.on(x).gather(x, chosen[:count], passed)
         best = largest(passed, cap, state)
         return None if best is None else chosen[:count].index_select(0, best)
+
+    def _select_as_published(self, x: Tensor, state: State) -> Tensor | None:
+        if not x.numel():
+            return scratch(state, "chosen", 0, torch.int32, x.device)
+        found = published.threshold(x, self.ratio, self.first_ratio, self.law, state["stages"], state)
+        if found is None:
+            return None
+        chosen = exceeding(x, found, state)
+        calls = state["calls"] + 1
+        achieved = state["achieved"] + chosen.numel() / max(1, int(self.ratio * x.numel()))
+        stages = state["stages"]
+        if calls == published.ADAPT_EVERY:
+            if self.stages == "adaptive":
+                stages = published.adapted(stages, achieved / calls, self.ratio)
+            calls, achieved = 0, 0.0
+        empty = state["empty"] + (chosen.numel() == 0)
+        stage(state, stages=stages, calls=calls, achieved=achieved, empty=empty)
+        report(state, empty=empty)
+        return chosen
 
     def threshold(self, sample: Sample, goal: float, stages: int) -> float:
         """The magnitude that about ``goal`` elements of the sample exceed."""
