@@ -1,4 +1,4 @@
-"""Will compression hurt my model? Eight virtual workers, in this process, on the model below.
+"""Will compression hurt my model? Four virtual workers, in this process, on the model below.
 
     python examples/simulate_own_model.py
 
@@ -34,5 +34,5 @@ def factory(seed: int) -> tersegrad.Training:
 
 
 if __name__ == "__main__":
-    for run in tersegrad.simulate(factory, ["none", "topk4", "sidco"], workers=8, steps=200):
+    for run in tersegrad.simulate(factory, ["none", "topk4", "sidco"], workers=4, steps=200):
         print(f"{run.spec:6} accuracy {run.end.score:.1%}, {run.step_sent / 1e3:.1f} kB a step and worker")

@@ -37,17 +37,24 @@ def _differing(specs, results, workers, **how):
     return wrong
 
 
-@pytest.mark.parametrize("part", range(3))
+SEVERAL_BUCKETS = ("none", "auto", "topk4", "vgc", "ahead", "dgc", "powersgd", "signsgd", "int8")  # of every kind
+
+
+@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("workers", [2, 4])
 def test_every_preset_is_to_the_bit_what_processes_compute(gloo4, workers, part):
-    specs = [*PRESETS, *AFTER_WARMUP][part::3]
-    how = {"wide": 1000 if workers == 4 else 50}
+    specs, how = [*PRESETS, *AFTER_WARMUP][part::2], {"wide": 50}
     assert _differing(specs, gloo4.run(cases.real, specs, workers, STEPS, **how), workers, **how) == []
+
+
+def test_several_buckets_too(gloo4):
+    specs = [*SEVERAL_BUCKETS, *AFTER_WARMUP]
+    assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS), 4) == []
 
 
 def test_accumulation_and_clipping_too(gloo4):
     specs = ["none", "topk4", "vgc", "ahead", "powersgd"]
-    how = {"accumulate": 3, "max_norm": 0.5}
+    how = {"accumulate": 3, "max_norm": 0.5, "wide": 50}
     assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS, **how), 4, **how) == []
 
 

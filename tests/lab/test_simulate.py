@@ -50,12 +50,12 @@ def runs(specs, steps=24, **how):
 
 
 def test_scores_are_those_of_real_processes(tmp_path):
-    common = ["topk4", *SMALL, "--steps", "44", "--eval-every", "11"]
+    common = ["topk4", *SMALL, "--steps", "22", "--eval-every", "11"]
     assert main(["train", *common, "--network", "none", "--out", str(tmp_path / "real")]) == 0
     assert main(["simulate", *common, "--out", str(tmp_path / "virtual")]) == 0
     real, virtual = events(tmp_path / "real"), events(tmp_path / "virtual")
     for lines in (real, virtual):
-        assert [line["step"] for line in lines if line["event"] == "eval"] == [11, 22, 33, 44]
+        assert [line["step"] for line in lines if line["event"] == "eval"] == [11, 22]
     scores = [[(e["step"], e["score"]) for e in lines if e["event"] == "eval"] for lines in (real, virtual)]
     assert scores[0] == scores[1]
 
@@ -76,7 +76,7 @@ def test_auto_follows_the_log_of_a_real_run(tmp_path, capsys):
 
 
 def test_a_killed_run_goes_on_to_the_bit(tmp_path):
-    argv = ["sidco", *SMALL, "--steps", "120", "--snapshot", "1us", "--bandwidth", "10Mbit", "--compute", "20ms"]
+    argv = ["sidco", *SMALL, "--steps", "60", "--snapshot", "1us", "--bandwidth", "10Mbit", "--compute", "20ms"]
     folders = whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["simulate", *argv, "--out", str(whole)]) == 0
     command = [sys.executable, "-m", "tersegrad.cli", "simulate", *argv, "--out", str(killed)]
