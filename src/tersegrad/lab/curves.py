@@ -187,7 +187,7 @@ def _scores(comparison: Comparison, points: Points) -> tuple[Axes, "list[End]"]:
 
 
 def _draw_groups(groups: Sequence[Group], looks: Sequence[tuple[str, str]], points: Points) -> tuple[Axes, "list[End]"]:
-    """For each spec the median of its runs in a band from the least to the most; other runs as thin lines.
+    """For each spec the median of its runs, in a band from their minimum to their maximum; other runs as thin lines.
 
     Runs that diverged end in a cross, unfinished ones are dotted. A run that diverged is cut off where it leaves the
     range of the others: next to a loss of 1e30 they would all look like one straight line.

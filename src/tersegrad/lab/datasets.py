@@ -185,7 +185,7 @@ def penn_treebank(data: Path | None = None) -> Text:
 
 
 def shakespeare(data: Path | None = None) -> Text:
-    """tinyshakespeare by characters, 65 of them: the first 90 % (1,003,854) to learn from, the rest for testing."""
+    """tinyshakespeare by characters, 65 of them: the first 90 % (1,003,854) for training, the rest for testing."""
     ((_, contents),) = read(SHAKESPEARE, data)
     known, numbers = np.unique(np.frombuffer(contents, dtype=np.uint8), return_inverse=True)
     tokens = torch.from_numpy(numbers.astype(np.int64))
@@ -252,7 +252,7 @@ def _unpack(path: Path, archive: Archive, parts: list[Part]) -> Iterator[tuple[s
 
 
 def _gunzip(path: Path) -> bytes:
-    """Compressors differ between distributors, so it is the contents that have a checksum."""
+    """The contents of a gzip file. The checksum is theirs, as distributors compress in different ways."""
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -260,13 +260,13 @@ def _gunzip(path: Path) -> bytes:
 
 
 def _checked(contents: bytes, digest: str, what: str) -> bytes:
-    """The same bytes, if they are the published ones."""
+    """The same bytes; DamagedData unless their digest is that of the published file."""
     _compare(hashlib.new(digest.split(":")[0], contents).hexdigest(), digest, what)
     return contents
 
 
 def _digest_of(path: Path, archive: Archive) -> str:
-    """Digest of a file, of the kind that is known of the archive."""
+    """Digest of a file, by the algorithm of the archive's digest."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, archive.digest.split(":")[0]).hexdigest()
 
@@ -302,7 +302,7 @@ def _fetch(archive: Archive, source: Source, data: Path | None) -> Path:
 
 
 def _download(archive: Archive, target: Path) -> None:
-    """One file, under a name of its own until it has been checked."""
+    """Downloads one file under a temporary name, and renames it once its checksum is right."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with urllib.request.urlopen(archive.url, timeout=30) as answer, part.open("xb") as file:
@@ -314,7 +314,7 @@ def _download(archive: Archive, target: Path) -> None:
 
 
 def _advice(source: Source) -> str:
-    """Where to get it and what to write."""
+    """Where to get a dataset, and what to write then."""
     archives = dict.fromkeys(part.archive for part in source.parts)
     addresses = ", ".join(f"{archive.url} ({archive.digest})" for archive in archives)
     hint = f", {source.hint}" if source.hint else ""

@@ -12,8 +12,8 @@ from tersegrad.lab import plots
 from tersegrad.lab.train import Plan, make_runs, read_events, show_progress
 
 EPOCHS = 8  # 88 steps with four workers
-# By name: uncompressed and bf16, the four papers' methods, and what we recommend. * is a preset whose phases would last
-# longer than the demo does, with shorter ones.
+# By name: uncompressed and bf16, the four papers' methods, and what we recommend. A * marks a preset whose phases are
+# shortened to fit into the demo.
 SPECS = {
     "none": "none",
     "bf16": "bf16",
@@ -63,7 +63,7 @@ def run(specs: list[str], workers: int, bandwidth: str, latency: str, epochs: in
         )
         configs = plan.configs()
         console.print(
-            f"[bold]tersegrad demo[/bold]: {workers} worker processes train a network of 300,000 parameters on digits\n"
+            f"[bold]tersegrad demo[/bold]: {workers} worker processes train a model of 300,000 parameters on digits\n"
             f"over an [bold]emulated[/bold] link of {bandwidth}, {latency} one way (each collective waits as long as "
             "that link would take)\n"
         )
@@ -75,15 +75,15 @@ def run(specs: list[str], workers: int, bandwidth: str, latency: str, epochs: in
     console.print(_table(runs))
     for name, spec in named.items():
         if name.endswith("*"):
-            console.print(f"{name} with phases as short as the demo: {spec}", highlight=False)
+            console.print(f"{name}, phases shortened to fit into the demo: {spec}", highlight=False)
     picture = plots.demo(runs, f"{workers} workers, emulated {bandwidth}", out / "demo.png")
     console.print(f"Picture: {picture}   Numbers: {out / 'demo.jsonl'}")
     return 0
 
 
 def _table(runs: Runs) -> Table:
-    """One row per spec, against uncompressed."""
-    table = Table(title="The same network on the same batches; bytes as they leave one worker")
+    """One row per spec, compared with uncompressed training."""
+    table = Table(title="The same model on the same batches; bytes sent by one worker")
     for heading in ("method", "accuracy", "ms/step", "sent/step", "fewer bytes", "speed-up"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     base = runs["none"][-1]

@@ -68,7 +68,7 @@ class Counts:
     refused: int = 0  # by the frame's own checks
     rejected: int = 0  # by the decoder
     decoded: int = 0
-    large: int = 0  # of all of them, those of a real bucket's size
+    large: int = 0  # among them, frames of a real bucket's size
     slowest: float = field(default=0.0, compare=False)  # seconds of processor time
     messages: set[str] = field(default_factory=set)  # the different texts, without their numbers
 
@@ -332,12 +332,12 @@ def _decode(target: Target, payload: Payload, counts: Counts) -> None:
     together = _refused(lambda: decode_sum(codec, [payload] * 2, 0.5, target.out, target.state), counts)
     if isinstance(codec, Transformed) or adds_in_place(codec):
         refused = _refused(lambda: accumulate(codec, payload, target.acc), counts)
-        # PerTensor finds out at the third tensor that it cannot be decoded when two have been added: the step is over
-        # then. And its table alone does not say that the tensors have other lengths.
+        # PerTensor decodes tensor by tensor: when the third is refused, two have been added, and the step has failed.
+        # And a payload that is decoded by itself is not compared with the lengths of the bucket's tensors.
         if refused and bool(target.acc.any()) and not each:
             raise FoundError("the accumulator was changed by a payload that was then refused")
         if together != refused and not (each and together):
-            raise FoundError(f"refused by itself: {refused}; and together with others: {together}")
+            raise FoundError(f"refused by itself: {refused}; together with others: {together}")
     target.acc.zero_()
     target.out.zero_()
     if bool(target.guarded.any()):
@@ -365,7 +365,7 @@ def _note(error: ValueError, counts: Counts) -> None:
 
 
 def targets_of(codec: Compressor) -> list[Target]:
-    """Targets for buckets of several sizes, the last as large as a real one."""
+    """Targets for buckets of several sizes; the last has the size of a real one."""
     return [Target.of(codec, layout) for layout in (*SMALL, LARGE)]
 
 

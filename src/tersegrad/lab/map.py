@@ -14,7 +14,7 @@ from tersegrad.lab import plots
 from tersegrad.lab.methods import Method
 from tersegrad.lab.train import Plan, read_events, train
 
-DENSE = ("none", "bf16", "fp16", "torch:bf16", "torch:fp16")  # what a user has without compression worth the name
+DENSE = ("none", "bf16", "fp16", "torch:bf16", "torch:fp16")  # baselines: uncompressed, or a cast to half precision
 SKIP = 4  # steps: DDP rebuilds its buckets, adaptive methods adapt
 
 
@@ -31,7 +31,7 @@ def draw(plan: Plan, bandwidths: list[str], console: Console) -> int:
     """Runs every method for a few steps on every link, and writes ``map.json`` and ``map.png``."""
     if not set(plan.specs) & set(DENSE):
         raise ValueError(f"a map needs a dense baseline to compare with. Add one of: {', '.join(DENSE)}.")
-    asked = {Method(spec).settled().text: spec for spec in plan.specs}  # a few steps would show its warm-up only
+    asked = {Method(spec).settled().text: spec for spec in plan.specs}  # a few steps would all be warm-up
     cells = []
     for bandwidth in bandwidths:
         there = replace(plan, specs=tuple(asked), bandwidth=bandwidth, out=plan.out / bandwidth)

@@ -1,13 +1,13 @@
-"""The networks of the workloads. Language models take (tokens, state) and give (scores, state); the others take images.
+"""The models of the workloads. Language models map (tokens, state) to (logits, state); the others take images.
 
-Weights come from the global generator, as torch does it; ``Workload.model`` seeds it and puts it back.
+Weights are drawn from torch's global generator; ``Workload.model`` seeds it, and restores it afterwards.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Recurrent = tuple[Tensor, Tensor] | None  # the hidden state a language model carries on; None at the start of a text
+Recurrent = tuple[Tensor, Tensor] | None  # hidden state of a recurrent model; None at the start of a text
 
 
 def mlp() -> nn.Module:
@@ -54,7 +54,7 @@ def vgg16(slim: int = 1) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """relu(x + conv-norm-relu-conv-norm); where the shape changes, x is thinned out and filled up with zeros."""
+    """relu(x + conv-norm-relu-conv-norm); where the shape changes, x is strided and padded with zero channels."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -65,7 +65,6 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
         short = x
         if self.stride > 1 or self.fill:
             half = self.fill // 2
@@ -74,7 +73,7 @@ class Residual(nn.Module):
 
 
 class WordLSTM(nn.Module):
-    """Embedding, LSTM layers, scores for the next word; dropout between all of them (Zaremba et al. 2014)."""
+    """Embedding, LSTM layers, logits of the next word; dropout between all of them (Zaremba et al. 2014)."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, dropout: float, spread: float) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class WordLSTM(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """A decoder-only transformer with learned positions and layer norms in front (as GPT-2), without dropout."""
+    """A decoder-only transformer with learned position embeddings and pre-norm (as GPT-2), without dropout."""
 
     def __init__(self, vocabulary: int, context: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -106,7 +105,7 @@ class CharGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, state: Recurrent = None) -> tuple[Tensor, Recurrent]:
-        """``tokens`` is (texts, time), time at most the context. There is no state to carry on."""
+        """``tokens`` is (texts, time), time at most the context. It has no recurrent state."""
         x = self.embed(tokens) + self.position[: tokens.shape[1]]
         return self.scores(self.norm(self.blocks(x))), None
 
@@ -125,7 +124,6 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer."""
         q, k, v = self.qkv(self.norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
@@ -133,7 +131,7 @@ class Block(nn.Module):
 
 
 def _conv(channels: int, width: int, stride: int = 1) -> nn.Module:
-    """3x3 without bias: a BatchNorm follows, which would take it out again."""
+    """3x3 without bias: the BatchNorm that follows would cancel it."""
     return nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
 
 

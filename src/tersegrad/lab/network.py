@@ -1,4 +1,4 @@
-"""Network: N hosts on one machine, joined by a switch, over links that the kernel really makes slow.
+"""Network: N hosts on one machine, joined by a switch, over links whose bandwidth the kernel limits.
 
     with Network(4, "100Mbit") as network:
         workers = [subprocess.Popen(network.command(rank, [sys.executable, "train.py"])) for rank in range(4)]
@@ -7,11 +7,11 @@ A host is a network namespace with one interface. The switch is a bridge in a na
 them, and ``tc`` shapes what leaves either end of it. Nothing appears among the machine's own interfaces.
 
 Every namespace has a keeper: a process that sleeps in it. The kernel removes a namespace and its links when nobody is
-inside any more, so when the keepers go, the network goes. A keeper waits for its owner's word or its owner's death,
-ends what ``command`` started in its namespace, and exits. That is why a crash, even SIGKILL, leaves nothing behind.
+inside any more, so the network lives as long as its keepers. A keeper waits until its owner dismisses it or dies, ends
+what ``command`` started in its namespace, and exits. So a crash, even SIGKILL, leaves nothing behind.
 
-Root may do all this, and so may everybody else where the kernel allows user namespaces: the keepers then live in one,
-and ``command`` enters it. ``permitted`` tells whether it works here.
+Root may do all this, and other users may where the kernel allows user namespaces: the keepers then run in one, and
+``command`` enters it. ``permitted`` says whether it works here.
 """
 
 import os
@@ -146,11 +146,11 @@ class Network:
         self.down()
 
     def command(self, rank: int, argv: Sequence[str]) -> list[str]:
-        """What to run instead of ``argv``, so that it runs on host ``rank``. The process id and the signals stay."""
+        """The command that runs ``argv`` on host ``rank``, under the process id that it is started with."""
         return self._at(rank).command(argv)
 
     def address(self, rank: int) -> str:
-        """The IPv4 address of a host: good inside the network only."""
+        """The IPv4 address of a host, valid inside the network only."""
         self._check(rank)
         return f"{_SUBNET}.{rank + 1}"
 
@@ -222,12 +222,12 @@ class Network:
 class _Link:
     """What ``tc`` is told about one link."""
 
-    # The bucket is what a message may send for free after a pause: one of 1 ms lets 100 kB pass at 1Gbit in 0.3 ms
-    # instead of 0.8. It is also what makes up for timers that fire late: one of 0.2 ms gives 86 Mbit/s of 100 while
-    # all cores compute. So: 0.6 ms.
+    # The token bucket is what may be sent at full speed after a pause: one of 1 ms lets 100 kB pass at 1Gbit in 0.3 ms
+    # instead of 0.8. It also makes up for timers that fire late: one of 0.2 ms gives 86 Mbit/s of 100 while all cores
+    # compute. So: 0.6 ms.
     #
-    # The sender's kernel hands over batches of segments as one frame. tbf cuts a frame larger than its bucket, which
-    # takes so much time that 1Gbit is not reached; therefore batches are kept smaller than the bucket.
+    # The sender's kernel hands over batches of segments as one frame (GSO). tbf splits a frame larger than its bucket,
+    # which takes so much time that 1Gbit is not reached; therefore batches are kept smaller than the bucket.
     #
     # Measured with one TCP stream on two cores with five other busy processes, in Mbit/s of payload, median (best);
     # headers leave 95.6 % of a rate for it: 10Mbit 9.6 (9.6), 100Mbit 92 (97), 300Mbit 275 (286), 1Gbit 919 (955).
@@ -245,13 +245,13 @@ class _Link:
         self.needs_netem = delay > 0 or loss > 0
 
     def batch(self) -> str:
-        """An argument of ``ip link set``."""
+        """The argument of ``ip link set`` that limits a batch of segments."""
         if self.rate is None:
             return ""
         return f"gso_max_size {min(65536, int(0.9 * self._bucket(self.rate)))}"  # 0.9: the headers that tbf adds
 
     def shape(self, device: str) -> list[str]:
-        """Bandwidth."""
+        """Lines of ``tc`` that limit the bandwidth."""
         if self.rate is None:
             return []
         queue = max(self._QUEUE_MIN, int(self.rate * self._QUEUE_SECONDS))
@@ -261,7 +261,7 @@ class _Link:
         ]
 
     def impair(self, device: str) -> list[str]:
-        """Latency and loss, behind the bandwidth."""
+        """Lines of ``tc`` that delay and drop packets, after the bandwidth was limited."""
         if not self.needs_netem:
             return []
         flying = int((self.rate or 1e9) * self.delay / self._FRAME)
@@ -279,7 +279,7 @@ class _Keeper:
     """A network namespace and the process that keeps it."""
 
     def __init__(self, name: str, inside: "_Keeper | None" = None):
-        """``inside``: in whose user namespace, where there is one. ``name`` is what ``ps`` shows."""
+        """``inside``: the keeper whose user namespace it enters, if there is one. ``name`` is what ``ps`` shows."""
         self._enter_user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         make_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         if inside is None:
@@ -305,7 +305,7 @@ class _Keeper:
                 f"root may not make network namespaces here ({why}). A container needs the capabilities SYS_ADMIN and "
                 "NET_ADMIN."
             )
-        raise _RefusalError(f"this is not root, and a user namespace cannot be had instead ({why}). Run it as root.")
+        raise _RefusalError(f"this is not root, and a user namespace cannot be made either ({why}). Run it as root.")
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """``argv`` in this namespace."""
@@ -324,7 +324,7 @@ class _Keeper:
             raise _RefusalError(f"{hint}`{tool}` failed with {why!r} at: {'; '.join(lines)}.")
 
     def counter(self, column: int) -> int:
-        """A number of the interface's line in ``/proc/net/dev``."""
+        """A column of the interface's line in ``/proc/net/dev``."""
         for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
             name, _, numbers = line.partition(":")
             if name.strip() == _INTERFACE:
@@ -332,7 +332,7 @@ class _Keeper:
         raise RuntimeError(f"{_INTERFACE} has disappeared from the namespace of process {self.pid}.")
 
     def dismiss(self) -> None:
-        """Tells the keeper to go. (A word, not only a closed pipe: forks of this process may hold it open.)"""
+        """Asks the keeper to exit. Closing its pipe is not enough, since forks of this process may hold it open."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write("go")
@@ -341,7 +341,7 @@ class _Keeper:
             self._process.stdin.close()
 
     def join(self) -> None:
-        """Waits until it is gone."""
+        """Waits until it has exited."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         try:
@@ -354,7 +354,7 @@ class _Keeper:
 
 
 class _RefusalError(RuntimeError):
-    """This machine makes no such network; the text says why, as a sentence that begins in lower case."""
+    """This machine cannot make such a network; the message says why, and begins in lower case."""
 
 
 def _tool(name: str) -> str:

@@ -10,8 +10,8 @@ other buckets of the same tensors, and single elements become NaN or infinite. C
 
 - replicas: the same bits on all workers in every step;
 - NaN: a step with a NaN on one worker is non-finite on all, and leaves the state unchanged;
-- conservation: sum of means + mean residual == sum of what the gradients add to the account (``contribution``), to
-  rounding and what the method states that it ``loses``; NaN steps left out;
+- conservation: sum of means + mean residual == sum of what the gradients contribute (``contribution``), to rounding
+  and what the method states that it ``loses``; steps with a NaN are left out;
 - memory: after a third of the run as warm-up, neither the resident set nor what Python has allocated may grow by more
   than GROWTH (medians of the last and the first quarter of the samples after warm-up).
 """
@@ -94,7 +94,7 @@ def methods() -> list[Reducer]:
 
 
 def with_phases(reducer: Reducer, rng: np.random.Generator) -> Reducer:
-    """The same method; or inside a warm-up, a schedule or StepAhead."""
+    """The method as it is, or inside a warm-up, a schedule or StepAhead."""
     if any(isinstance(part, StepAhead) for part in reducer.walk()):
         return reducer  # nothing may be around it
     for kind in rng.permutation(["as it is", "warmup", "schedule", "ahead", "all"]):
@@ -119,7 +119,7 @@ _WRAPPED: dict[str, Callable[[Reducer], Reducer]] = {
 }
 
 
-# ---- one episode among threads --------------------------------------------------------------------
+# ---- one episode on threads -----------------------------------------------------------------------
 
 
 @dataclass
@@ -243,7 +243,7 @@ class _Worker:
             assert same_states(before, after), f"step {number} changed a state, and was rolled back"
 
     def _reduce(self, part: _Part, gradient: dict[str, Tensor], number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What one bucket adds to the account, what is left of it, and the mean."""
+        """What one bucket contributes, what is left in ``x``, and the mean."""
         reducer, layout = self.plan.reducer, part.layout
         x = torch.cat([gradient[name].reshape(-1) for name in layout.names])
         step = Step(layout, number, self.plan.learning_rate(number), squares(x))
@@ -257,8 +257,9 @@ class _Worker:
         residual = self.plan.reducer.residual(layout, part.state)
         seen = [given, out] if residual is None else [given, out, residual]
         self.largest = max(self.largest, *(float(t.abs().max()) for t in seen))
+        # What is left in x is the caller's: it was neither sent nor remembered.
         vectors = (v.split(layout.sizes) for v in (given.double() - rest.double(), out.double()))
-        for name, left, mean in zip(layout.names, *vectors, strict=True):  # a rest is the caller's own
+        for name, left, mean in zip(layout.names, *vectors, strict=True):
             self.given[name] += left
             self.sent[name] += mean
 
@@ -288,7 +289,7 @@ class Outcome:
 
 
 def episode(plan: Plan) -> float:
-    """Runs a plan among threads; returns the error of conservation in units of what is allowed."""
+    """Runs a plan on threads; returns the error of conservation in units of what is allowed."""
 
     def work(comm: Comm) -> Outcome:
         worker = _Worker(plan, comm)
@@ -422,7 +423,7 @@ def soak(steps: int, seed: int, processes: bool = True, say: Callable[[str], Non
 
 
 def _draw(everything: list[Reducer], rng: np.random.Generator, episode: int, steps: int, real: bool) -> Plan:
-    """The model of real processes gives no squares of single samples."""
+    """A random plan; in real processes without methods that need per-sample squares, which the model does not give."""
     pool = [r for r in everything if needs_of(r).squares is None] if real else everything
     reducer = with_phases(pool[rng.integers(len(pool))], rng)
     large = episode // IN_PROCESSES % 2 == 0 if real else episode % WITH_LARGE == 2
@@ -471,12 +472,12 @@ def _assert_no_growth(tally: Tally) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs and prints a short table."""
+    """Soaks and prints a short table."""
     parser = argparse.ArgumentParser(prog="python -m tersegrad.lab.soak", description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads-only", action="store_true", help="no real processes")
-    parser.add_argument("--verbose", action="store_true", help="say every episode")
+    parser.add_argument("--verbose", action="store_true", help="print a line per episode")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     say: Callable[[str], None] = (lambda text: print(text, flush=True)) if options.verbose else (lambda text: None)

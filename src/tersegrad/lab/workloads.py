@@ -1,4 +1,4 @@
-"""Workloads: a dataset, a network, and everything else that must not differ between two methods.
+"""Workloads: a dataset, a model, and everything else that must not differ between two methods.
 
 A training loop is written once, for all of them::
 
@@ -18,8 +18,8 @@ A training loop is written once, for all of them::
         score = workload.evaluate(model.module, data)  # on one worker
 
 All randomness comes from (seed, epoch, rank, step); the global generator is left as it was found. Every worker has the
-same number of batches of the same size, and no two workers have the same sample. ``state`` is what a recurrent network
-carries from one batch to the next (detached: gradients stop there); it is None for the others and at the start of an
+same number of batches of the same size, and no two workers have the same sample. ``state`` is the hidden state of a
+recurrent model between batches (detached: gradients stop there); it is None for other models and at the start of an
 epoch. The batch size is per worker; learning rates were chosen for four workers.
 """
 
@@ -49,7 +49,7 @@ D = TypeVar("D", Images, Text)
 
 @dataclass(frozen=True)
 class Batch:
-    """What one worker learns from in one step."""
+    """One worker's share of the data in one step."""
 
     x: Tensor  # normalised images, or tokens (texts, time)
     y: Tensor  # classes, or the tokens that come next
@@ -71,7 +71,7 @@ class Task(ABC, Generic[D]):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, state: Recurrent) -> tuple[Tensor, Recurrent]:
-        """Mean loss, and the state to carry on."""
+        """Mean loss, and the hidden state for the next batch."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, data: D) -> float:
@@ -121,7 +121,7 @@ class Classify(Task[Images]):
 
 @dataclass(frozen=True)
 class Streams(Task[Text]):
-    """A text for a recurrent network: size x batch contiguous streams, read in parallel, with the state carried on.
+    """A text for a recurrent model: size x batch contiguous streams, read in parallel; the state outlives a step.
 
     As published, nothing is shuffled: a seed changes the weights and the dropout only.
     """
@@ -146,14 +146,14 @@ class Streams(Task[Text]):
         return _next_token_loss(model, batch.x, batch.y, state)
 
     def evaluate(self, model: nn.Module, data: Text) -> float:
-        """Perplexity, with ten streams and the state carried on."""
+        """Perplexity over ten streams; the state outlives a step."""
         x, y = _streams(data.test, 10)
         return _perplexity(model, x.split(self.length, 1), y.split(self.length, 1))
 
 
 @dataclass(frozen=True)
 class Windows(Task[Text]):
-    """A text for a network without memory: pieces of equal length, with other borders and order in each epoch."""
+    """A text for a model without hidden state: pieces of equal length, split and shuffled anew in each epoch."""
 
     metric: ClassVar[str] = "perplexity"
     length: int  # tokens in a piece
@@ -182,13 +182,13 @@ class Windows(Task[Text]):
         return _perplexity(model, x.split(64), y.split(64))
 
     def _pieces(self, data: Text) -> int:
-        """As many as there are wherever the first one starts."""
+        """How many pieces there are at least, wherever the first one starts."""
         return (len(data.train) - self.length) // self.length
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One experiment, complete but for the method and the network between the workers."""
+    """One experiment, complete except for the method and the link between the workers."""
 
     name: str
     task: Task[Any]
@@ -196,7 +196,7 @@ class Workload:
     build: Callable[[], nn.Module]
     parameters: int
     batch: int  # per worker
-    epochs: int  # a default that shows something in minutes (small ones) or hours
+    epochs: int  # by default; takes minutes with the small workloads and hours with the large
     learning_rate: float  # the highest of the run: reached after the warm-up, then falls to zero along a cosine
     warmup: float = 0.05  # share of the run in which the learning rate rises
     momentum: float = 0.9
@@ -206,7 +206,7 @@ class Workload:
 
     @property
     def metric(self) -> str:
-        """What ``evaluate`` gives: "accuracy" (higher is better) or "perplexity" (lower is better)."""
+        """What ``evaluate`` returns: "accuracy" (higher is better) or "perplexity" (lower is better)."""
         return self.task.metric
 
     def load(self, data: Path | None = None) -> Images | Text:
@@ -214,7 +214,7 @@ class Workload:
         return self.read(data)
 
     def model(self, seed: int) -> nn.Module:
-        """The network; the same seed gives the same weights in every process."""
+        """A new model; the same seed gives the same weights in every process."""
         with seeded(mix_seed(seed)):
             return self.build()
 
@@ -265,7 +265,7 @@ class Workload:
             return self.task.loss(model, batch, state)
 
     def clip(self, model: nn.Module) -> None:
-        """Shortens the averaged gradient, where the workload asks for it; between ``backward`` and the optimizer."""
+        """Clips the averaged gradient to ``max_norm``, if there is one; call it between ``backward`` and ``step``."""
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), self.max_norm)
 
@@ -273,8 +273,8 @@ class Workload:
         """The metric on the test set, in evaluation mode."""
         if isinstance(model, DistributedDataParallel):
             raise TypeError(
-                "evaluate was given a DistributedDataParallel model: each of its forward passes may talk to all "
-                "workers, which wait elsewhere. Write workload.evaluate(model.module, data)."
+                "evaluate was given a DistributedDataParallel model: its forward may start a collective "
+                "that the other workers do not take part in. Write workload.evaluate(model.module, data)."
             )
         training = model.training
         model.eval()
@@ -298,7 +298,7 @@ def find(name: str) -> Workload:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's global CPU generator starts from a seed inside, and is as before afterwards."""
+    """Seeds torch's global CPU generator inside the block, and restores it afterwards."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -308,7 +308,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def shift_and_mirror(x: Tensor, most: int, chance: torch.Generator) -> Tensor:
-    """Each image moved by up to ``most`` pixels (black comes in) and mirrored half of the time, all at once."""
+    """Each image shifted by up to ``most`` pixels (padded with black) and mirrored half of the time, all at once."""
     count, _, height, width = x.shape
     moves = torch.randint(2 * most + 1, (2, count, 1), generator=chance)
     mirrored = torch.randint(2, (count, 1), generator=chance, dtype=torch.bool)
@@ -319,7 +319,7 @@ def shift_and_mirror(x: Tensor, most: int, chance: torch.Generator) -> Tensor:
 
 
 def _generator(*parts: int) -> torch.Generator:
-    """A generator of one's own."""
+    """A new generator, seeded with these numbers."""
     return torch.Generator().manual_seed(mix_seed(*parts))
 
 
@@ -330,7 +330,7 @@ def _shard(count: int, each: int, epoch: int, rank: int, size: int, seed: int) -
 
 
 def _streams(tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(streams, time) twice: the tokens, and those that come next."""
+    """Inputs and targets, both (streams, time): the tokens, and those that come next."""
     length = (len(tokens) - 1) // count
     x, y = (tokens[i : i + count * length].view(count, length) for i in (0, 1))
     return x, y
