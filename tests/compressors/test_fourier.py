@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from support.cases import cases
 from support.vectors import gaussian
 from tersegrad.compressors.fft.fourier import BLOCK, LIMIT, Run, fast_at_most, forward, inverse, is_fast, split_pieces
+from tersegrad.core import pausing
 
 
 def transform(x, runs):
     even = x.numel() + x.numel() % 2
     bins, magnitudes = torch.full((even,), -7.0), torch.full((even // 2,), -7.0)
-    return forward(x, runs, bins, magnitudes), bins, magnitudes
+    return pausing.run(forward(x, runs, bins, magnitudes)), bins, magnitudes
 
 
 def oracle(x, runs):

@@ -14,6 +14,7 @@ from tersegrad.core import (
     Compressor,
     Layout,
     Needs,
+    Pausing,
     Payload,
     Reducer,
     Spec,
@@ -67,7 +68,7 @@ def test_so_is_a_compressor():
 
 
 def test_every_member_of_every_contract_is_protected():
-    for base in (Spec, Compressor, Summable, Transformed, Reducer, Wrapper):
+    for base in (Spec, Compressor, Pausing, Summable, Transformed, Reducer, Wrapper):
         members = {name for name in vars(base) if not name.startswith("_")} - {"inner", "contract"}
         assert members <= base.contract, f"{base.__name__} has members that a parameter may hide"
         for name in base.contract - {"contract"}:

@@ -37,25 +37,25 @@ def _differing(specs, results, workers, **how):
     return wrong
 
 
-SEVERAL_BUCKETS = ("none", "auto", "topk4", "vgc", "ahead", "dgc", "powersgd", "signsgd", "int8")  # of every kind
+SEVERAL_BUCKETS = ("none", "auto", "topk4", "vgc", "ahead", "powersgd", AFTER_WARMUP[0])
 
 
 @pytest.mark.parametrize("part", range(2))
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_preset_is_to_the_bit_what_processes_compute(gloo4, workers, part):
     specs, how = [*PRESETS, *AFTER_WARMUP][part::2], {"wide": 50}
     assert _differing(specs, gloo4.run(cases.real, specs, workers, STEPS, **how), workers, **how) == []
 
 
 def test_several_buckets_too(gloo4):
-    specs = [*SEVERAL_BUCKETS, *AFTER_WARMUP]
+    specs = list(SEVERAL_BUCKETS)
     assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS), 4) == []
 
 
 def test_accumulation_and_clipping_too(gloo4):
-    specs = ["none", "topk4", "vgc", "ahead", "powersgd"]
+    specs = ["topk4", "vgc", "ahead", "powersgd"]
     how = {"accumulate": 3, "max_norm": 0.5, "wide": 50}
-    assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS, **how), 4, **how) == []
+    assert _differing(specs, gloo4.run(cases.real, specs, 2, STEPS, **how), 2, **how) == []
 
 
 def _sum(parts):
@@ -122,7 +122,7 @@ def test_what_waits_is_weighed():
 
 
 def test_auto_follows_a_log_past_its_choice_and_beyond_the_end(gloo4):
-    spec = "Auto({'topk': AllGather(TopK(0.1))}, warmup=1, trial=3, window=5)"
+    spec = "Auto({'topk': AllGather(TopK(0.1))}, warmup=1, trial=3, window=5, change=1e9)"
     how = {"wide": 50}
     (state, _, decisions), *_ = gloo4.run(cases.real, [spec], 2, 70, **how)[0]
     simulation = cases.virtual(spec, 2, 70, decisions=decisions, **how)

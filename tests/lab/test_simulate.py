@@ -60,8 +60,9 @@ def test_scores_are_those_of_real_processes(tmp_path):
     assert scores[0] == scores[1]
 
 
+@pytest.mark.slow
 def test_auto_follows_the_log_of_a_real_run(tmp_path, capsys):
-    spec = "Auto({'topk': AllGather(TopK(0.1))}, warmup=1, trial=3, window=5)"
+    spec = "Auto({'topk': AllGather(TopK(0.1))}, warmup=1, trial=3, window=5, change=1e9)"
     common = [spec, *SMALL, "--steps", "66"]
     assert main(["simulate", *common, "--out", str(tmp_path / "virtual")]) == 2
     assert "decisions of a real run" in capsys.readouterr().err

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import Compressor, Payload, State, padded, sections
+from tersegrad.core import Paused, Pausing, Payload, State, padded, sections
 from tersegrad.kernels.ops import packed_nbytes
 
 
-class FixedWidth(Compressor):
+class FixedWidth(Pausing):
     """One code of ``bits`` bits per element. By default the whole vector is one group.
 
     A caller that splits the vector into consecutive groups puts their lengths into ``state["_groups"]`` (int32).
@@ -31,8 +31,9 @@ class FixedWidth(Compressor):
     def from_codes(self, codes: Tensor, groups: Tensor, numbers: Tensor) -> Tensor:
         """The values (float32) that the codes stand for; every combination of bits stands for a finite value."""
 
-    def encode(self, x: Tensor, state: State) -> Payload:
-        if not kernels.on(x).all_finite(x):
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
+        (finite,) = yield (kernels.on(x).all_finite(x),)
+        if not finite:
             return Payload.nonfinite(x.numel(), state, x.device)
         groups = state.get("_groups")
         if groups is None:

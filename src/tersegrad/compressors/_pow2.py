@@ -42,5 +42,5 @@ def faint(values: Tensor, groups: Tensor) -> Tensor:
     """Positions of values that underflow: more than 7 binades below their group's largest, or denormal."""
     codes = torch.empty(values.numel(), dtype=torch.uint8, device=values.device)
     exponents = torch.empty(groups.numel(), dtype=torch.int8, device=values.device)
-    count = kernels.on(values).power_encode(values, groups, exponents, codes)
+    (count,) = kernels.read(kernels.on(values).power_encode(values, groups, exponents, codes))
     return (codes >= FAINT).nonzero().flatten() if count else codes.new_empty(0, dtype=torch.int64)

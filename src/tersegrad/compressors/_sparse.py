@@ -18,13 +18,15 @@ from tersegrad.compressors import _indices
 from tersegrad.core import (
     Compressor,
     Layout,
+    Paused,
+    Pausing,
     Payload,
     State,
     Sum,
     Traits,
     accumulate,
     decode_sum,
-    encode_sum,
+    encoding,
     padded,
     report,
     require,
@@ -33,6 +35,7 @@ from tersegrad.core import (
     sections,
     subtract,
 )
+from tersegrad.core.pausing import ask, run, together
 
 FEW = 0.125  # share of the elements, summed over workers, up to which payloads are decoded in one pass
 _META = struct.Struct("<IBxxxQ")
@@ -50,7 +53,14 @@ class _Front(NamedTuple):
         return padded(self.nbytes)
 
 
-class Selective(Compressor):
+class Selection(NamedTuple):
+    """What a selector has found."""
+
+    positions: Tensor  # int32, ascending
+    found: kernels.Answer = 0  # negative if the vector is non-finite; then the positions are just some within it
+
+
+class Selective(Pausing):
     """A payload of some positions of a universe, and one or more values per position."""
 
     values: Compressor  # the codec of the selected values
@@ -68,21 +78,25 @@ class Selective(Compressor):
     def init(self, layout: Layout, seed: int) -> State:
         return {"values": self.values.init(layout, seed)}
 
-    def _pack(
-        self,
-        chosen: Tensor,
-        values: Payload,
-        numel: int,
-        state: State,
-        universe: int | None = None,
-        planned: _indices.Plan | None = None,
-    ) -> Payload:
-        """A payload for a vector of ``numel`` elements; positions index these, or another universe if one is given."""
-        universe = numel if universe is None else universe
+    def _packing(
+        self, selected: Selection, picked: Tensor, numel: int, state: State, universe: int | None = None
+    ) -> Paused[Payload]:
+        """The payload of these values for a vector of ``numel`` elements; non-finite if one of them is.
+
+        Positions index the vector, or another universe if one is given.
+        """
+        chosen, universe = selected.positions, numel if universe is None else universe
+        plan = _indices.plan(chosen, universe)
+        values, (found, finite, bits) = yield from together(
+            encoding(self.values, picked, state["values"]),
+            ask(selected.found, kernels.on(picked).all_finite(picked), plan.bits),
+        )
+        if found < 0 or not finite:
+            return Payload.nonfinite(numel, state, picked.device)
         capacity = padded(_indices.max_nbytes(chosen.numel(), universe)) + values.body.numel()
         meta = bytes(_META.size) + values.meta
         payload = Payload.empty(capacity, numel, state, chosen.device, meta)
-        form, nbytes = _indices.encode(chosen, universe, payload.body, planned)
+        form, nbytes = _indices.encode(chosen, universe, payload.body, replace(plan, bits=int(bits)))
         start = padded(nbytes)
         payload.body[nbytes:start].zero_()
         payload.body[start : start + values.body.numel()].copy_(values.body)
@@ -106,41 +120,44 @@ class Selective(Compressor):
         accumulate(self.values, Payload(body, values.numel(), meta), values.zero_())
 
 
-def _finite_and_planned(picked: Tensor, chosen: Tensor, universe: int) -> tuple[bool, _indices.Plan]:
-    """Whether all values are finite, and the plan of their indices: two answers, read at once."""
-    planned = _indices.plan(chosen, universe)
-    finite, needed = kernels.read(kernels.on(picked).all_finite(picked), planned.bits)
-    return bool(finite), replace(planned, bits=int(needed))
-
-
 class Sparse(Selective):
     """decode(encode(x)) is x (as the value codec rounds it) at the selected positions, and 0 elsewhere."""
 
     @abstractmethod
-    def select(self, x: Tensor, state: State) -> Tensor | None:
-        """The positions to send, int32, ascending, in the state's scratch; None if ``x`` is found to be non-finite.
+    def selecting(self, x: Tensor, state: State) -> Paused[Selection | None]:
+        """The positions to send, in the state's scratch; None if ``x`` is known to be non-finite.
 
         A NaN or an infinity counts as larger than every number, so an undetected one is always among those selected.
         """
 
-    def select_sum(self, x: Sum, state: State) -> Tensor | None:
+    def selecting_sum(self, x: Sum, state: State) -> Paused[Selection | None]:
         """Add up ``x`` and select from the sum; the default does so in two passes."""
-        return self.select(x.add(), state)
+        return self.selecting(x.add(), state)
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def select(self, x: Tensor, state: State) -> Tensor | None:
+        """The positions alone; None if ``x`` is found to be non-finite."""
+        selected = run(self.selecting(x, state))
+        if selected is None or any(found < 0 for found in kernels.read(selected.found)):
+            return None
+        return selected.positions
+
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         require_int32(x)
-        return self._encode_chosen(x, self.select(x, state), state)
+        return self._encoding_selected(x, self.selecting(x, state), state)
 
-    def _encode_chosen(self, x: Tensor, chosen: Tensor | None, state: State) -> Payload:
-        if chosen is None:
+    def encoding_sum(self, x: Sum, state: State) -> Paused[Payload]:
+        require_int32(x.total)
+        return self._encoding_selected(x.total, self.selecting_sum(x, state), state)
+
+    def _encoding_selected(self, x: Tensor, selecting: Paused[Selection | None], state: State) -> Paused[Payload]:
+        selected = yield from selecting
+        if selected is None:
             return Payload.nonfinite(x.numel(), state, x.device)
+        chosen = selected.positions
         report(state, sent=chosen.numel(), of=x.numel())
         picked = scratch(state, "picked", chosen.numel(), torch.float32, x.device)
         kernels.on(x).gather(x, chosen, picked)
-        finite, planned = _finite_and_planned(picked, chosen, x.numel())
-        if not finite:
-            return Payload.nonfinite(x.numel(), state, x.device)
-        payload = self._pack(chosen, self.values.encode(picked, state["values"]), x.numel(), state, planned=planned)
+        payload = yield from self._packing(selected, picked, x.numel(), state)
         state["_encoded"] = payload, chosen
         return payload
 
@@ -148,16 +165,11 @@ class Sparse(Selective):
         """``acc[indices] += scale * values``, O(number sent); the whole payload is checked before ``acc`` changes."""
         self._scatter(payload, acc, scale)
 
-    def _scatter(self, payload: Payload, acc: Tensor, scale: float) -> bool:
+    def _scatter(self, payload: Payload, acc: Tensor, scale: float) -> kernels.Answer:
         """``decode_add``; returns whether all elements that it changed are finite."""
         chosen, values = self._unpack(payload, payload.numel)
-        return bool(kernels.on(acc).scatter_add(acc, chosen, values, scale))
-
-
-@encode_sum.register
-def _encode_sum(compressor: Sparse, x: Sum, state: State) -> Payload:
-    require_int32(x.total)
-    return compressor._encode_chosen(x.total, compressor.select_sum(x, state), state)
+        finite: kernels.Answer = kernels.on(acc).scatter_add(acc, chosen, values, scale)
+        return finite
 
 
 @subtract.register
@@ -184,14 +196,13 @@ def _decode_sum(compressor: Sparse, payloads: list[Payload], scale: float, out: 
     counts = [front.positions for front in fronts]
     if sum(counts) > FEW * out.numel():
         out.zero_()
-        finite = [compressor._scatter(payload, out, scale) for payload in payloads]
-        return all(finite)
+        return all(kernels.read(*[compressor._scatter(payload, out, scale) for payload in payloads]))
     chosen = scratch(state, "all chosen", sum(counts), torch.int32, out.device)
     values = scratch(state, "all values", sum(counts), torch.float32, out.device)
     parts = zip(payloads, fronts, chosen.split(counts), values.split(counts), strict=True)
     for payload, front, positions, part in parts:
         compressor._unpack_into(payload, front, payload.numel, positions, part)
-    return bool(kernels.on(out).scatter_sum(chosen, values, counts, scale, out))
+    return all(kernels.read(kernels.on(out).scatter_sum(chosen, values, counts, scale, out)))
 
 
 @sections.register

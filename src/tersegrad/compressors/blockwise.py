@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors._grouped import grouped_sections, groups_of, numbers_and_codes, read
-from tersegrad.core import Compressor, Payload, State, Traits, param, sections
+from tersegrad.core import Paused, Pausing, Payload, State, Traits, param, sections
 
 
 @dataclass(frozen=True, repr=False)
-class Blockwise(Compressor):
+class Blockwise(Pausing):
     """The nearest of 256 numbers times the block's largest element; deterministic and stateless.
 
     The map (``kernels/reference/blockwise.py``) has 64 steps between 10 % of the largest magnitude and the largest
@@ -35,12 +35,13 @@ class Blockwise(Compressor):
         """The error is at most half of the widest step of the map."""
         return Traits(error=0.0072)
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         n, kernel = x.numel(), kernels.on(x)
         _, count = groups_of(n, self.block)
         payload = Payload.empty(4 * count + n, n, state, x.device)
         scales, codes = numbers_and_codes(payload, count)
-        if not kernel.block_scales(x, self.block, scales):
+        (finite,) = yield (kernel.block_scales(x, self.block, scales),)
+        if not finite:
             return Payload.nonfinite(n, state, x.device)
         kernel.blockwise_encode(x, scales, self.block, codes)
         return payload

@@ -39,7 +39,7 @@ class GaussianK(Estimated):
     def threshold(self, x: Tensor, state: State) -> float | None:
         """Takes one pass for mean and standard deviation, and one for each count."""
         n, kernel = x.numel(), kernels.on(x)
-        moments: Moments = kernel.moments(x)
+        moments = Moments(*kernels.read(*kernel.moments(x)))
         if not math.isfinite(moments.squares):
             return None
         mean = moments.total / max(n, 1)
@@ -47,7 +47,7 @@ class GaussianK(Estimated):
         threshold = abs(mean) - NormalDist().inv_cdf(self.ratio / 2) * deviation
         k = count_of(self.ratio, n)
         for _ in range(CORRECTIONS):
-            count = kernel.count_above(x, threshold)
+            (count,) = kernels.read(kernel.count_above(x, threshold))  # on which the next threshold depends
             if 2 * k <= 3 * count <= 4 * k:
                 break
             threshold *= 0.5 if count < k else 1.5

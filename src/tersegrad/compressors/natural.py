@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import Compressor, Layout, Payload, State, Traits, mix_seed, sections, stage
+from tersegrad.core import Layout, Paused, Pausing, Payload, State, Traits, mix_seed, sections, stage
 from tersegrad.kernels.ops import natural_nbytes, packed_nbytes
 
 
 @dataclass(frozen=True, repr=False)
-class Natural(Compressor):
+class Natural(Pausing):
     """Nine bits per element: |x| = 2^e (1 + m) becomes 2^(e + 1) with probability m, else 2^e; no parameters.
 
     The expectation is x, and the variance of an element at most x^2 / 8. It is biased only at the ends of the range of
@@ -29,11 +29,12 @@ class Natural(Compressor):
         """The seed and the number of encodings so far determine all random draws."""
         return {"seed": seed, "calls": 0}
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         n = x.numel()
         payload = Payload.empty(natural_nbytes(n), n, state, x.device)
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets split from one share its seed
-        if not kernels.on(x).natural_encode(x, key, payload.body):
+        (finite,) = yield (kernels.on(x).natural_encode(x, key, payload.body),)
+        if not finite:
             return Payload.nonfinite(n, state, x.device)
         stage(state, calls=state["calls"] + 1)
         return payload

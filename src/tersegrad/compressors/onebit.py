@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors._grouped import grouped_sections, groups_of, numbers_and_codes, read, require_bucket
-from tersegrad.core import Compressor, Payload, State, param, sections
+from tersegrad.core import Paused, Pausing, Payload, State, param, sections
 from tersegrad.kernels.ops import LANES, packed_nbytes
 
 
 @dataclass(frozen=True, repr=False)
-class OneBit(Compressor):
+class OneBit(Pausing):
     """One bit per element: decoded = the mean of the non-negative elements of its group, or of the negative ones.
 
     These two numbers per group minimise the squared error, and preserve the sum of every group. Biased: use it with
@@ -32,12 +32,11 @@ class OneBit(Compressor):
     def __post_init__(self) -> None:
         require_bucket(self, self.bucket, LANES)
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         length, count = groups_of(x.numel(), self.bucket)
         payload = Payload.empty(8 * count + packed_nbytes(x.numel(), 1), x.numel(), state, x.device)
-        if kernels.on(x).one_bit_encode(x, length, *numbers_and_codes(payload, 2 * count)):
-            return payload
-        return Payload.nonfinite(x.numel(), state, x.device)
+        (finite,) = yield (kernels.on(x).one_bit_encode(x, length, *numbers_and_codes(payload, 2 * count)),)
+        return payload if finite else Payload.nonfinite(x.numel(), state, x.device)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * mean``; any sign is valid, the means are checked."""

@@ -17,6 +17,8 @@ from torch import Tensor
 from tersegrad.core import (
     Compressor,
     Layout,
+    Paused,
+    Pausing,
     Payload,
     State,
     Sum,
@@ -25,8 +27,7 @@ from tersegrad.core import (
     accumulate,
     adds_in_place,
     decode_sum,
-    encode,
-    encode_sum,
+    encoding,
     mix_seed,
     padded,
     param,
@@ -34,13 +35,14 @@ from tersegrad.core import (
     sections,
     subtract,
 )
+from tersegrad.core.pausing import together
 
 _COUNT = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQQ")
 
 
 @dataclass(frozen=True, repr=False)
-class PerTensor(Compressor):
+class PerTensor(Pausing):
     """Applies ``inner`` to each tensor of the bucket: the result does not depend on how the host makes buckets."""
 
     examples: ClassVar[tuple[str, ...]] = ("PerTensor(TopK(0.1))", "PerTensor(BF16())", "PerTensor(FFT())")
@@ -64,13 +66,18 @@ class PerTensor(Compressor):
             parts[f"tensor {name}"] = {"names": [name], "numel": part.numel, "inner": inner}
         return {"parts": parts}
 
-    def encode(self, x: Tensor, state: State) -> Payload:
-        """Encode every tensor into its own scratch, then pack the payloads."""
-        return self._encode(list(x.split(_sizes(state))), x, state)
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
+        """Encode every tensor into its own scratch, all with the same pauses, then pack the payloads."""
+        return self._encoding(list(x.split(_sizes(state))), x, state)
 
-    def _encode(self, tensors: Sequence[Vector], x: Tensor, state: State) -> Payload:
+    def encoding_sum(self, x: Sum, state: State) -> Paused[Payload]:
+        return self._encoding(x.split(_sizes(state)), x.total, state)
+
+    def _encoding(self, tensors: Sequence[Vector], x: Tensor, state: State) -> Paused[Payload]:
         inners = _inners(state)
-        payloads = [encode(self.inner, tensor, inner) for tensor, inner in zip(tensors, inners, strict=True)]
+        payloads: list[Payload] = yield from together(
+            *(encoding(self.inner, tensor, inner) for tensor, inner in zip(tensors, inners, strict=True))
+        )
         if not all(payload.finite for payload in payloads):
             return Payload.nonfinite(x.numel(), state, x.device)
         table = b"".join(_ENTRY.pack(p.numel, p.body.numel(), len(p.meta)) for p in payloads)
@@ -89,11 +96,6 @@ class PerTensor(Compressor):
         parts = _parts(payload)
         for part, piece in zip(parts, acc.split([part.numel for part in parts]), strict=True):
             accumulate(self.inner, part, piece, scale)
-
-
-@encode_sum.register
-def _encode_sum(compressor: PerTensor, x: Sum, state: State) -> Payload:
-    return compressor._encode(x.split(_sizes(state)), x.total, state)
 
 
 @decode_sum.register

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import Compressor, Layout, Payload, State, Traits, mix_seed, param, sections, stage
+from tersegrad.core import Layout, Paused, Pausing, Payload, State, Traits, mix_seed, param, sections, stage
 from tersegrad.kernels.ops import NORMS, QSGD_MAX_SCALE, bucket_count, packed_nbytes
 
 _SCALE_NBYTES = 4
 
 
 @dataclass(frozen=True, repr=False)
-class QSGD(Compressor):
+class QSGD(Pausing):
     """Stochastic rounding to 2^(bits-1) - 1 levels on each side of zero, with a scale for every ``bucket`` elements.
 
     With L levels and a bucket's scale S (its largest magnitude, or its Euclidean norm), the step is S / L and
@@ -57,12 +57,13 @@ class QSGD(Compressor):
         """The seed and the number of encodings so far determine all random draws."""
         return {"seed": seed, "calls": 0}
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         n, kernel = x.numel(), kernels.on(x)
         split = _SCALE_NBYTES * bucket_count(n, self.bucket)
         payload = Payload.empty(split + packed_nbytes(n, self.bits), n, state, x.device)
         scales = payload.body[:split].view(torch.float32)
-        if not kernel.bucket_scales(x, self.bucket, self.norm, scales):
+        (finite,) = yield (kernel.bucket_scales(x, self.bucket, self.norm, scales),)
+        if not finite:
             return Payload.nonfinite(n, state, x.device)
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets split from one share its seed
         kernel.qsgd_encode(x, scales, self.bucket, self.bits, key, payload.body[split:])

@@ -19,6 +19,8 @@ from tersegrad.compressors._threshold import count_of
 from tersegrad.compressors.identity import aligned
 from tersegrad.core import (
     Layout,
+    Paused,
+    Pausing,
     Payload,
     State,
     Summable,
@@ -36,7 +38,7 @@ _LIMIT = 2.0**124  # largest scaled value: sums and differences of several of th
 
 
 @dataclass(frozen=True, repr=False)
-class RandomK(Summable):
+class RandomK(Pausing, Summable):
     """Sends x at k = max(1, round(ratio * n)) distinct random positions, each drawn with probability k / n.
 
     Workers with the same seed draw the same positions, so that payloads may be added (``AllReduce``,
@@ -62,7 +64,7 @@ class RandomK(Summable):
         """The seed and the number of encodings so far determine all random draws."""
         return {"seed": seed, "calls": 0}
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         """Draw and gather. If ``x`` is non-finite all values are NaN: a body of another length could not be added."""
         require_int32(x)
         n, kernel = x.numel(), kernels.on(x)
@@ -72,7 +74,8 @@ class RandomK(Summable):
         stage(state, calls=state["calls"] + 1)
         payload = Payload.empty(4 * k, n, state, x.device, _KEY.pack(key))
         values = payload.body.view(torch.float32)
-        if not kernel.all_finite(x):
+        (finite,) = yield (kernel.all_finite(x),)
+        if not finite:
             values.fill_(math.nan)
             return payload
         positions = scratch(state, "positions", k, torch.int32, x.device)

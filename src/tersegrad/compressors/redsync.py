@@ -38,15 +38,15 @@ class RedSync(Estimated):
         """Takes one pass for mean and maximum, and one for each threshold tried."""
         n, kernel = x.numel(), kernels.on(x)
         k = count_of(self.ratio, n)
-        top = float(kernel.abs_max(x))
+        top, total = kernels.read(kernel.abs_max(x), kernel.moments(x).abs_total)
         if not math.isfinite(top):
             return None
-        threshold = mean = float(kernel.moments(x).abs_total) / max(n, 1)
+        threshold = mean = total / max(n, 1)
         low, high = 0.0, 1.0
         while high - low > self.width and top > mean:
             middle = (low + high) / 2
             threshold = mean + middle * (top - mean)
-            count = kernel.count_above(x, threshold)
+            (count,) = kernels.read(kernel.count_above(x, threshold))  # on which the next threshold depends
             if k <= count <= 2 * k:
                 break
             low, high = (low, middle) if count < k else (middle, high)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors._sparse import Sparse
-from tersegrad.compressors._threshold import count_of, exceeding, largest
+from tersegrad.compressors._sparse import Selection, Sparse
+from tersegrad.compressors._threshold import count_of, exceeding, largest, largest_of
 from tersegrad.compressors.identity import Identity
-from tersegrad.core import Compressor, Layout, State, mix_seed, param, require_fraction, scratch, stage
+from tersegrad.core import Compressor, Layout, Paused, State, mix_seed, param, require_fraction, scratch, stage
 
 TOO_MANY = 4 / 3  # times k: if more pass, the k largest of them are sent
 LEAST_SEEN = 64  # expected number of the k largest in a sample, at least: its standard deviation is an eighth
@@ -43,37 +43,33 @@ class SampledTopK(Sparse):
         """The seed and the number of encodings so far determine all samples."""
         return {**super().init(layout, seed), "seed": seed, "calls": 0}
 
-    def select(self, x: Tensor, state: State) -> Tensor | None:
+    def selecting(self, x: Tensor, state: State) -> Paused[Selection | None]:
         """Estimate a threshold from a sample, select, and select again among those if too many passed."""
         n = x.numel()
         k, seen = count_of(self.ratio, n), self.sample_size(n)
         stage(state, calls=state["calls"] + 1)
         if seen == n:
             return largest(x, k, state)
-        threshold = self._threshold(x, seen, state)
+        threshold = yield from self._threshold(x, seen, state)
         if threshold is None:
             return None
-        chosen = exceeding(x, threshold, state)
-        if chosen.numel() <= TOO_MANY * k:
-            return chosen
-        passed = scratch(state, "passed", chosen.numel(), torch.float32, x.device)
-        kernels.on(x).gather(x, chosen, passed)
-        best = largest(passed, k, state)
-        return None if best is None else chosen.index_select(0, best)
+        selected = yield from exceeding(x, threshold, state)
+        too_many = selected.positions.numel() > TOO_MANY * k
+        return (yield from largest_of(selected, x, k, state)) if too_many else selected
 
     def sample_size(self, n: int) -> int:
         """How many of n elements are sampled."""
         return min(n, max(round(self.sample * n), math.ceil(LEAST_SEEN / self.ratio)))
 
-    def _threshold(self, x: Tensor, seen: int, state: State) -> float | None:
+    def _threshold(self, x: Tensor, seen: int, state: State) -> Paused[float | None]:
         """The largest number below the smallest of the sample's top k, or zero; None if the sample is non-finite."""
         kernel = kernels.on(x)
         positions = scratch(state, "positions", seen, torch.int32, x.device)
         kernel.stratified(x.numel(), mix_seed(state["seed"], state["calls"], x.numel()), positions)
         sample = scratch(state, "sample", seen, torch.float32, x.device)
         kernel.gather(x, positions, sample)
-        best = largest(sample, count_of(self.ratio, seen), state)
-        if best is None:
+        best = largest(sample, count_of(self.ratio, seen), state, "largest sampled")
+        found, smallest = yield best.found, sample.index_select(0, best.positions).abs_().min()
+        if found < 0:
             return None
-        smallest = float(sample.index_select(0, best).abs_().min())
         return float(np.nextafter(np.float32(smallest), np.float32(0)))

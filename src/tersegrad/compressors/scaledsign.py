@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors._grouped import grouped_sections, groups_of, numbers_and_codes, read, require_bucket
-from tersegrad.core import Compressor, Payload, State, param, sections
+from tersegrad.core import Paused, Pausing, Payload, State, param, sections
 from tersegrad.kernels.ops import LANES, packed_nbytes
 
 
 @dataclass(frozen=True, repr=False)
-class ScaledSign(Compressor):
+class ScaledSign(Pausing):
     """One bit per element: decoded = mean|x| * sign(x), with a mean for every ``bucket`` elements.
 
     It is the vector of that form nearest to x: |decoded - x|^2 = |x|^2 - (sum |x|)^2 / n, at most |x|^2 (1 - 1/n).
@@ -33,12 +33,11 @@ class ScaledSign(Compressor):
     def __post_init__(self) -> None:
         require_bucket(self, self.bucket, LANES)
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         length, count = groups_of(x.numel(), self.bucket)
         payload = Payload.empty(4 * count + packed_nbytes(x.numel(), 1), x.numel(), state, x.device)
-        if kernels.on(x).scaled_sign_encode(x, length, *numbers_and_codes(payload, count)):
-            return payload
-        return Payload.nonfinite(x.numel(), state, x.device)
+        (finite,) = yield (kernels.on(x).scaled_sign_encode(x, length, *numbers_and_codes(payload, count)),)
+        return payload if finite else Payload.nonfinite(x.numel(), state, x.device)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc += scale * mean * sign``; any sign is valid, the means are checked."""

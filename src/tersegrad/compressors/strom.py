@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad.compressors._signs import Signs, require_threshold
-from tersegrad.compressors._sparse import Sparse
+from tersegrad.compressors._sparse import Selection, Sparse
 from tersegrad.compressors._threshold import exceeding
-from tersegrad.core import Compressor, State, param
+from tersegrad.core import Compressor, Paused, State, param
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,5 +33,5 @@ class Strom(Sparse):
         """The codec of the values sent: the sign alone."""
         return Signs(self.tau)
 
-    def select(self, x: Tensor, state: State) -> Tensor | None:
-        return exceeding(x, self.tau, state)
+    def selecting(self, x: Tensor, state: State) -> Paused[Selection | None]:
+        return (yield from exceeding(x, self.tau, state))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors._grouped import grouped_sections, groups_of, numbers_and_codes, read, require_bucket
-from tersegrad.core import Compressor, Layout, Payload, State, Traits, mix_seed, param, sections, stage
+from tersegrad.core import Layout, Paused, Pausing, Payload, State, Traits, mix_seed, param, sections, stage
 from tersegrad.kernels.ops import ternary_nbytes
 
 
 @dataclass(frozen=True, repr=False)
-class TernGrad(Compressor):
+class TernGrad(Pausing):
     """1.6 bits per element: decoded = s * sign(x) with probability |x| / s, else 0; one s per ``bucket`` elements.
 
     s is the largest magnitude of the group, but at most ``clip`` times its root mean square; larger elements are
@@ -45,12 +45,13 @@ class TernGrad(Compressor):
         """The seed and the number of encodings so far determine all random draws."""
         return {"seed": seed, "calls": 0}
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         n, kernel = x.numel(), kernels.on(x)
         length, count = groups_of(n, self.bucket)
         payload = Payload.empty(4 * count + ternary_nbytes(n), n, state, x.device)
         scales, digits = numbers_and_codes(payload, count)
-        if not kernel.ternary_scales(x, length, math.inf if self.clip is None else self.clip, scales):
+        (finite,) = yield (kernel.ternary_scales(x, length, math.inf if self.clip is None else self.clip, scales),)
+        if not finite:
             return Payload.nonfinite(n, state, x.device)
         key = mix_seed(state["seed"], state["calls"], n)  # n: buckets split from one share its seed
         kernel.ternary_encode(x, scales, length, key, digits)

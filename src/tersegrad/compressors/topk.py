@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors._sparse import Sparse
+from tersegrad.compressors._sparse import Selection, Sparse
 from tersegrad.compressors.identity import Identity
-from tersegrad.core import Compressor, State, Sum, param, require_fraction, scratch
+from tersegrad.core import Compressor, Paused, State, Sum, param, require_fraction, scratch
+from tersegrad.core.pausing import done
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,18 +30,16 @@ class TopK(Sparse):
         super().__post_init__()
         require_fraction(self, "ratio", "1 % is TopK(ratio=0.01).")
 
-    def select(self, x: Tensor, state: State) -> Tensor | None:
+    def selecting(self, x: Tensor, state: State) -> Paused[Selection | None]:
         """Exact selection (``kernels/*/select.py``)."""
         chosen, candidates = self._buffers(x, state)
-        (found,) = kernels.read(kernels.on(x).top_k(x, chosen.numel(), chosen, candidates))
-        return chosen if found >= 0 else None
+        return done(Selection(chosen, kernels.on(x).top_k(x, chosen.numel(), chosen, candidates)))
 
-    def select_sum(self, x: Sum, state: State) -> Tensor | None:
+    def selecting_sum(self, x: Sum, state: State) -> Paused[Selection | None]:
         """Add and select in one pass (``kernels/*/topk_of_sum.py``)."""
         chosen, candidates = self._buffers(x.total, state)
-        answer = kernels.on(x.total).add_top_k(x.a, x.b, chosen.numel(), x.total, chosen, candidates)
-        (found,) = kernels.read(answer)
-        return chosen if found >= 0 else None
+        found = kernels.on(x.total).add_top_k(x.a, x.b, chosen.numel(), x.total, chosen, candidates)
+        return done(Selection(chosen, found))
 
     def _buffers(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """Scratch for the selected positions, and for the candidates."""
@@ -48,6 +47,6 @@ class TopK(Sparse):
         k = min(n, max(1, round(self.ratio * n)))
         capacity = kernels.on(x).top_k_capacity(n, k)
         return (
-            scratch(state, "chosen", k, torch.int32, x.device),
+            scratch(state, "chosen", k, torch.int32, x.device, zeroed=True),
             scratch(state, "candidates", capacity, torch.int32, x.device),
         )

@@ -11,8 +11,10 @@ memory). ``body``: the numbers (where the vector lives).
   workers' payloads, decoding one (on zeros) and subtracting one's own (``scale=-1``) are this one call.
 - ``traits()`` says what else is true of it.
 
-A ``Summable`` compressor's bodies may be added as they are. A ``Transformed`` one sums in another domain and comes
-back once. Faster ways to the same bits are registered per class: ``encode_sum`` (encode a + b in the pass that adds),
+A ``Pausing`` compressor needs numbers from the device to encode (a count, whether all is finite). It has ``encoding``,
+which yields the kernels' answers where it needs them, and ``encode`` follows: several encodings share one read. A
+``Summable`` compressor's bodies may be added as they are. A ``Transformed`` one sums in another domain and comes back
+once. Faster ways to the same bits are registered per class: ``encode_sum`` (encode a + b in the pass that adds),
 ``decode_sum`` (decode N payloads in one pass), ``subtract`` (take out what was just encoded).
 
 **Layout**: one contiguous gradient buffer: names, shapes and offsets of its tensors, its device. **Step**: a layout
@@ -61,6 +63,7 @@ hyper-parameters are fields (``param`` gives one a sentence), and none may have 
 from tersegrad.core.comm import Buffers, Comm, Pending
 from tersegrad.core.compressor import (
     Compressor,
+    Pausing,
     Sum,
     Summable,
     Traits,
@@ -72,11 +75,13 @@ from tersegrad.core.compressor import (
     decode_sum,
     encode,
     encode_sum,
+    encoding,
     require_length,
     sections,
     subtract,
 )
 from tersegrad.core.layout import Layout, Step, mix_seed
+from tersegrad.core.pausing import Paused
 from tersegrad.core.payload import HEADER_NBYTES, Payload, padded
 from tersegrad.core.reducer import (
     Composite,
@@ -107,6 +112,8 @@ __all__ = [
     "Layout",
     "Memory",
     "Needs",
+    "Paused",
+    "Pausing",
     "Payload",
     "Pending",
     "Reducer",
@@ -128,6 +135,7 @@ __all__ = [
     "doc_of",
     "encode",
     "encode_sum",
+    "encoding",
     "mix_seed",
     "needs_of",
     "nothing_left",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core.layout import Layout
+from tersegrad.core.pausing import Paused, done, run
 from tersegrad.core.payload import Payload, padded
 from tersegrad.core.spec import Spec
 from tersegrad.core.state import State, scratch
@@ -84,6 +85,26 @@ class Compressor(Spec, ABC):
         return Traits()
 
 
+class Pausing(Compressor):
+    """A compressor that needs numbers from the device to encode: a count, or whether all elements are finite.
+
+    Its ``encoding`` pauses for them, and ``encode`` follows: several encodings are then answered by one read.
+    """
+
+    contract: ClassVar[frozenset[str]] = Compressor.contract | {"encoding", "encoding_sum"}
+
+    @abstractmethod
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
+        """``encode``, which pauses for numbers."""
+
+    def encoding_sum(self, x: Sum, state: State) -> Paused[Payload]:
+        """The same of a sum; by default one after the other."""
+        return self.encoding(x.add(), state)
+
+    def encode(self, x: Tensor, state: State) -> Payload:
+        return run(self.encoding(x, state))
+
+
 class Summable(Compressor):
     """A compressor whose bodies are vectors of ``dtype``, and the sum of bodies is the body of the sum.
 
@@ -147,6 +168,18 @@ def encode(compressor: Compressor, x: Vector, state: State) -> Payload:
 def encode_sum(compressor: Compressor, x: Sum, state: State) -> Payload:
     """The payload of a sum; ``x.total`` is unspecified if it is not finite. By default one after the other."""
     return compressor.encode(x.add(), state)
+
+
+@encode_sum.register
+def _encode_sum_pausing(compressor: Pausing, x: Sum, state: State) -> Payload:
+    return run(compressor.encoding_sum(x, state))
+
+
+def encoding(compressor: Compressor, x: Vector, state: State) -> Paused[Payload]:
+    """``encode`` as work that pauses, if the compressor does."""
+    if not isinstance(compressor, Pausing):
+        return done(encode(compressor, x, state))
+    return compressor.encoding_sum(x, state) if isinstance(x, Sum) else compressor.encoding(x, state)
 
 
 @singledispatch

@@ -18,11 +18,17 @@ _STAGED, _BACK, _REPORT = "_staged", "_back_", "_report"
 # ---- for methods ---------------------------------------------------------------------------------
 
 
-def scratch(state: State, key: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A buffer that lives in the state between steps, so that steady state allocates nothing; contents undefined."""
+def scratch(
+    state: State, key: str, numel: int, dtype: torch.dtype, device: torch.device, zeroed: bool = False
+) -> Tensor:
+    """A buffer that lives in the state between steps, so that steady state allocates nothing; contents undefined.
+
+    ``zeroed``: when it is made it holds zeros, and later what was last written to it.
+    """
     buffer = state.get("_" + key)
     if buffer is None or buffer.numel() < numel:
-        buffer = state["_" + key] = torch.empty(numel, dtype=dtype, device=device)
+        make = torch.zeros if zeroed else torch.empty
+        buffer = state["_" + key] = make(numel, dtype=dtype, device=device)
     return buffer[:numel]
 
 

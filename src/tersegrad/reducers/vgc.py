@@ -17,13 +17,14 @@ from tersegrad.compressors import _word32
 from tersegrad.compressors._fixed_width import FixedWidth, group_lengths
 from tersegrad.compressors._pow2 import Pow2, faint
 from tersegrad.compressors._signs import Signs, require_threshold
-from tersegrad.compressors._sparse import Sparse
+from tersegrad.compressors._sparse import Selection, Sparse
 from tersegrad.core import (
     Comm,
     Compressor,
     Finish,
     Layout,
     Needs,
+    Paused,
     Payload,
     Reducer,
     State,
@@ -38,6 +39,7 @@ from tersegrad.core import (
     scratch,
     stage,
 )
+from tersegrad.core.pausing import done
 from tersegrad.kernels.ops import FLOAT32_MAX
 from tersegrad.reducers.allgather import AllGather
 
@@ -174,12 +176,13 @@ class _Picked(Sparse):
 
     values: Compressor
 
-    def select(self, x: Tensor, state: State) -> Tensor | None:
+    def selecting(self, x: Tensor, state: State) -> Paused[Selection | None]:
         """The positions were selected before, by VGC itself."""
         positions: Tensor | None = state["_positions"]
-        if positions is not None:
-            state["values"]["_groups"] = group_lengths(positions, state["_offsets"])
-        return positions
+        if positions is None:
+            return done(None)
+        state["values"]["_groups"] = group_lengths(positions, state["_offsets"])
+        return done(Selection(positions))
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from tersegrad.compressors.fft import fourier
 from tersegrad.compressors.rangefloat import RangeFloat
 from tersegrad.compressors.sidco import SIDCo
 from tersegrad.compressors.topk import TopK
-from tersegrad.core import Compressor, Layout, Payload, State, Transformed, param, report, scratch
+from tersegrad.core import Compressor, Layout, Paused, Payload, State, Transformed, param, report, scratch
 
 ROW = 32, 8192  # shortest and longest piece of whole rows
 NO_ROWS = 64  # length of pieces if a tensor has no rows, or no fast length fits its rows
@@ -103,19 +103,20 @@ class FFT(Selective, Transformed):
             state["_runs"] = runs
         return runs
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         require_int32(x)
         numel, bins = x.numel(), -(-x.numel() // 2)
         spectrum = scratch(state, "domain", self.domain(numel), torch.float32, x.device)
         magnitudes = scratch(state, "magnitudes", bins, torch.float32, x.device)
-        if not fourier.forward(x, self._runs(numel, state), spectrum, magnitudes):
+        if not (yield from fourier.forward(x, self._runs(numel, state), spectrum, magnitudes)):
             return Payload.nonfinite(numel, state, x.device)
-        chosen = self._selector.select(magnitudes, state["selector"])
-        assert chosen is not None, "the magnitudes of a finite vector are finite"
+        selected = yield from self._selector.selecting(magnitudes, state["selector"])
+        assert selected is not None, "the magnitudes of a finite vector are finite"
+        chosen = selected.positions
         report(state, sent=min(2 * chosen.numel(), numel), of=numel)
         picked = scratch(state, "picked", 2 * chosen.numel(), torch.float32, x.device)
         kernels.on(x).gather_pairs(spectrum, chosen, picked)
-        return self._pack(chosen, self.values.encode(picked, state["values"]), numel, state, universe=bins)
+        return (yield from self._packing(selected, picked, numel, state, universe=bins))
 
     def domain(self, numel: int) -> int:
         """Two numbers per bin."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import Paused
 
 PRIMES = (2, 3, 5, 7, 11, 13)  # a product of these is a fast length
 LONGEST = 1 << 20  # piece: a block is at least one piece, and should be small compared with a gradient
@@ -93,13 +94,28 @@ def split_pieces(start: int, stop: int, length: int, positions: int = 1) -> list
     return runs
 
 
-def forward(x: Tensor, runs: list[Run], bins: Tensor, magnitudes: Tensor) -> bool:
-    """Write the bins of ``x`` and their magnitudes; False, and both are unspecified, if ``x`` is non-finite."""
-    for run in runs:
-        for block in run.blocks():
-            part = slice(block.start, block.stop), slice(block.start // 2, block.stop // 2)
-            if not _forward(_read(x, block), bins[part[0]], magnitudes[part[1]]):
-                return False
+def forward(x: Tensor, runs: list[Run], bins: Tensor, magnitudes: Tensor) -> Paused[bool]:
+    """Write the bins of ``x`` and their magnitudes; False, and both are unspecified, if ``x`` is non-finite.
+
+    It pauses: what follows depends on whether a block must be scaled. Blocks that must be are looked at once more.
+    """
+    parts = [
+        (block, bins[block.start : block.stop], magnitudes[block.start // 2 : block.stop // 2])
+        for run in runs
+        for block in run.blocks()
+    ]
+    largest = yield tuple(_transform(_read(x, block), *results) for block, *results in parts)
+    unsafe = [part for part, top in zip(parts, largest, strict=True) if not _is_safe(top)]
+    if not unsafe:
+        return True
+    largest = yield tuple(kernels.on(x).abs_max(_read(x, block).reshape(-1)) for block, *_ in unsafe)
+    if not all(map(math.isfinite, largest)):
+        return False
+    for (block, *results), top in zip(unsafe, largest, strict=True):
+        exponent = math.frexp(top)[1]
+        _transform(_shifted(_read(x, block).clone(), -exponent), *results)
+        for result in results:
+            _shifted(result, exponent).clamp_(-LIMIT, LIMIT)
     return True
 
 
@@ -110,28 +126,24 @@ def inverse(bins: Tensor, runs: list[Run], out: Tensor, subtract: bool = False) 
             _write(_inverse(bins[block.start : block.stop], block), block, out, subtract)
 
 
-def _forward(pieces: Tensor, bins: Tensor, magnitudes: Tensor) -> bool:
+def _transform(pieces: Tensor, bins: Tensor, magnitudes: Tensor) -> kernels.Answer:
+    """Write a block's bins and magnitudes; returns the largest bin, as magnitudes may underflow to zero."""
     kernel = kernels.on(pieces)
     kernel.fold(torch.fft.rfft(pieces, norm="ortho"), bins, magnitudes)
-    largest = kernel.abs_max(bins)  # not of the magnitudes, which may underflow to zero
-    if largest == 0 or SAFE[0] <= largest <= SAFE[1]:
-        return True
-    largest = kernel.abs_max(pieces.reshape(-1))
-    if not math.isfinite(largest):
-        return False
-    exponent = math.frexp(largest)[1]
-    kernel.fold(torch.fft.rfft(_shifted(pieces.clone(), -exponent), norm="ortho"), bins, magnitudes)
-    for result in (bins, magnitudes):
-        _shifted(result, exponent).clamp_(-LIMIT, LIMIT)
-    return True
+    largest: kernels.Answer = kernel.abs_max(bins)
+    return largest
+
+
+def _is_safe(largest: float) -> bool:
+    return largest == 0 or SAFE[0] <= largest <= SAFE[1]
 
 
 def _inverse(bins: Tensor, run: Run) -> Tensor:
     kernel = kernels.on(bins)
     half = torch.empty(run.pieces, run.length // 2 + 1, dtype=torch.complex64, device=bins.device)
     kernel.unfold(bins, half)
-    largest = kernel.abs_max(bins)
-    if largest == 0 or SAFE[0] <= largest <= SAFE[1] or not math.isfinite(largest):
+    (largest,) = kernels.read(kernel.abs_max(bins))
+    if _is_safe(largest) or not math.isfinite(largest):
         return _irfft(half, run.length)
     exponent = math.frexp(largest)[1]
     _shifted(torch.view_as_real(half), -exponent)

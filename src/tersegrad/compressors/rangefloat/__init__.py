@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors.rangefloat import codes
-from tersegrad.core import Compressor, Layout, Payload, State, param, stage
+from tersegrad.core import Layout, Paused, Pausing, Payload, State, param, stage
 from tersegrad.kernels.ops import packed_nbytes
 
 TUNE_EVERY = 64  # encodings between two choices of the mantissa
@@ -22,7 +22,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, repr=False)
-class RangeFloat(Compressor):
+class RangeFloat(Pausing):
     """Floats of ``bits`` bits between ``low`` and ``high``, zero included (``codes.py``).
 
     With m mantissa bits and x within the range, the error of a magnitude from eps on is below 2^-m of it (truncate) or
@@ -92,33 +92,30 @@ class RangeFloat(Compressor):
     def init(self, layout: Layout, seed: int) -> State:
         return {} if self.mantissa is not None else {"mantissa": 0, "calls": 0, "tuned_at": 0.0}
 
-    def encode(self, x: Tensor, state: State) -> Payload:
+    def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         """Determine the range and the mantissa unless they are given, then encode."""
-        layout = self._layout(x, state)
-        if layout is not None:
-            nbytes, meta = packed_nbytes(x.numel(), self.bits), codes.layout_meta(layout)
-            payload = Payload.empty(nbytes, x.numel(), state, x.device, meta)
-            if codes.encode(x, layout, self._nearest, payload.body):
-                return payload
-        return Payload.nonfinite(x.numel(), state, x.device)
-
-    def _layout(self, x: Tensor, state: State) -> codes.Layout | None:
-        """The layout for this vector; None if ``x`` is found to be non-finite."""
-        ends = self._range
-        if ends is not None and self.mantissa is not None:
-            return codes.fit(self.bits, self.mantissa, *ends, self._nearest)
-        largest = kernels.on(x).abs_max(x)
+        ends, mantissa, largest = self._range, self.mantissa, 0.0
+        depends = ends is None or mantissa is None  # the codes depend on a number that the host must know
+        if depends:
+            (largest,) = yield (kernels.on(x).abs_max(x),)
         if not math.isfinite(largest):
-            return None
+            return Payload.nonfinite(x.numel(), state, x.device)
         ends = ends or (-largest, largest)
-        mantissa = self._chosen(x, ends, largest, state) if self.mantissa is None else self.mantissa
-        return codes.fit(self.bits, mantissa, *ends, self._nearest)
+        mantissa = (yield from self._chosen(x, ends, largest, state)) if mantissa is None else mantissa
+        layout = codes.fit(self.bits, mantissa, *ends, self._nearest)
+        nbytes, meta = packed_nbytes(x.numel(), self.bits), codes.layout_meta(layout)
+        payload = Payload.empty(nbytes, x.numel(), state, x.device, meta)
+        finite = codes.encode(x, layout, self._nearest, payload.body)
+        if not depends:
+            (finite,) = yield (finite,)
+        return payload if depends or finite else Payload.nonfinite(x.numel(), state, x.device)
 
-    def _chosen(self, x: Tensor, ends: tuple[float, float], largest: float, state: State) -> int:
+    def _chosen(self, x: Tensor, ends: tuple[float, float], largest: float, state: State) -> Paused[int]:
         mantissa, calls, tuned_at = state["mantissa"], state["calls"], state["tuned_at"]
         moved = not tuned_at / MOVED <= largest <= tuned_at * MOVED
         if largest and (moved or calls >= TUNE_EVERY):
-            mantissa, calls, tuned_at = codes.best_mantissa(x, self.bits, *ends, self._nearest), 0, largest
+            mantissa = yield from codes.best_mantissa(x, self.bits, *ends, self._nearest)
+            calls, tuned_at = 0, largest
         stage(state, mantissa=mantissa, calls=calls + 1, tuned_at=tuned_at)
         return int(mantissa)
 

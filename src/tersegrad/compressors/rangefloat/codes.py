@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
+from tersegrad.core import Paused
 from tersegrad.kernels.ops import INF_BITS, Layout, bits_of, packed_nbytes
 
 __all__ = ["HEADER", "Layout", "best_mantissa", "decode_add", "encode", "fit", "layout_meta", "read_layout", "with_eps"]
@@ -70,9 +71,10 @@ def _top(magnitude: float, mantissa: int, nearest: bool) -> int:
     return min(bits_of(magnitude) + (1 << shift - 1 if nearest else 0), INF_BITS - 1) >> shift
 
 
-def encode(x: Tensor, layout: Layout, nearest: bool, out: Tensor) -> bool:
-    """Write the codes to ``out``, which has ``packed_nbytes`` bytes; False if an element is non-finite."""
-    return bool(kernels.on(x).range_encode(x, layout, nearest, out))
+def encode(x: Tensor, layout: Layout, nearest: bool, out: Tensor) -> kernels.Answer:
+    """Write the codes to ``out``, which has ``packed_nbytes`` bytes; returns whether all elements are finite."""
+    finite: kernels.Answer = kernels.on(x).range_encode(x, layout, nearest, out)
+    return finite
 
 
 def decode_add(layout: Layout, data: Tensor, acc: Tensor, scale: float) -> None:
@@ -96,7 +98,7 @@ def read_layout(meta: bytes, bits: int) -> Layout:
     return Layout(bits, mantissa, base, positives, negatives).check()
 
 
-def best_mantissa(x: Tensor, bits: int, low: float, high: float, nearest: bool) -> int:
+def best_mantissa(x: Tensor, bits: int, low: float, high: float, nearest: bool) -> Paused[int]:
     """The mantissa with the smallest squared error on (a sample of) ``x``; of equally good ones the shortest.
 
     More mantissa bits are finer steps over fewer powers of two: large elements gain precision, small ones become zero.
@@ -105,14 +107,15 @@ def best_mantissa(x: Tensor, bits: int, low: float, high: float, nearest: bool) 
     sample, weights = _sample(x)
     data = torch.empty(packed_nbytes(sample.numel(), bits), dtype=torch.uint8, device=x.device)
 
-    def error(mantissa: int) -> float:
+    def error(mantissa: int) -> Tensor:
         layout = fit(bits, mantissa, low, high, nearest)
         encode(sample, layout, nearest, data)
         rest = sample.clone()
         decode_add(layout, data, rest, -1.0)
-        return float(rest.div_(end).square_().dot(weights))  # in units of the range: no square overflows float32
+        return rest.div_(end).square_().dot(weights)  # in units of the range: no square overflows float32
 
-    return min(range(bits), key=error)
+    errors = yield tuple(map(error, range(bits)))
+    return min(range(bits), key=errors.__getitem__)
 
 
 def _sample(x: Tensor) -> tuple[Tensor, Tensor]:

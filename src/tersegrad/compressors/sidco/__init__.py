@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors._sparse import Sparse
-from tersegrad.compressors._threshold import exceeding, largest
+from tersegrad.compressors._sparse import Selection, Sparse
+from tersegrad.compressors._threshold import exceeding, largest, largest_of
 from tersegrad.compressors.identity import Identity
 from tersegrad.compressors.sidco import published, tails
 from tersegrad.compressors.sidco.sample import Sample, Tail
-from tersegrad.core import Compressor, Layout, State, param, report, require_fraction, scratch, stage
+from tersegrad.core import Compressor, Layout, Paused, State, param, report, require_fraction, scratch, stage
 from tersegrad.kernels.ops import FLOAT32_MAX
 
 LAWS = ("exponential", "gamma", "pareto")
@@ -76,13 +76,13 @@ class SIDCo(Sparse):
         first = 1 if self.stages == "adaptive" else self.stages
         return {**super().init(layout, seed), "stages": first, "goal": 1.0, "calls": 0, "achieved": 0.0, "empty": 0}
 
-    def select(self, x: Tensor, state: State) -> Tensor | None:
+    def selecting(self, x: Tensor, state: State) -> Paused[Selection | None]:
         """Fit, select, and adjust the controller by the count that passed."""
         if self.rule == "paper":
-            return self._select_as_published(x, state)
+            return (yield from self._selecting_as_published(x, state))
         target = self.ratio * x.numel()
         if not target:
-            return scratch(state, "chosen", 0, torch.int32, x.device)
+            return Selection(scratch(state, "chosen", 0, torch.int32, x.device))
         sample = Sample(x, state)
         if not sample.finite:
             return None
@@ -91,8 +91,8 @@ class SIDCo(Sparse):
         if self.stages == "adaptive":
             threshold = self._refined(sample, target, threshold)
         chosen = scratch(state, "chosen", math.ceil(2 * CAP * target), torch.int32, x.device)
-        (found,) = kernels.read(kernels.on(x).above(x, min(threshold, FLOAT32_MAX), chosen))
-        count = int(found)
+        (found,) = yield (kernels.on(x).above(x, min(threshold, FLOAT32_MAX), chosen),)
+        count = int(found)  # on which all that follows depends
         self._learn(sample, fitted, target, state)
         empty = state["empty"] + (count == 0)
         stage(state, empty=empty)
@@ -100,33 +100,29 @@ class SIDCo(Sparse):
         cap = math.ceil(CAP * target)
         if count < target / 2 and sample.tail(0.0).count > count:
             return largest(x, max(1, round(target)), state)  # no distribution fits: a constant vector, a few spikes
-        if count <= cap:
-            return chosen[:count]
         if count > chosen.numel():
             return largest(x, cap, state)
-        passed = scratch(state, "passed", count, torch.float32, x.device)
-        kernels.on(x).gather(x, chosen[:count], passed)
-        best = largest(passed, cap, state)
-        return None if best is None else chosen[:count].index_select(0, best)
+        selected = Selection(chosen[:count])
+        return selected if count <= cap else (yield from largest_of(selected, x, cap, state))
 
-    def _select_as_published(self, x: Tensor, state: State) -> Tensor | None:
+    def _selecting_as_published(self, x: Tensor, state: State) -> Paused[Selection | None]:
         if not x.numel():
-            return scratch(state, "chosen", 0, torch.int32, x.device)
+            return Selection(scratch(state, "chosen", 0, torch.int32, x.device))
         found = published.threshold(x, self.ratio, self.first_ratio, self.law, state["stages"], state)
         if found is None:
             return None
-        chosen = exceeding(x, found, state)
-        calls = state["calls"] + 1
-        achieved = state["achieved"] + chosen.numel() / max(1, int(self.ratio * x.numel()))
+        selected = yield from exceeding(x, found, state)
+        calls, count = state["calls"] + 1, selected.positions.numel()
+        achieved = state["achieved"] + count / max(1, int(self.ratio * x.numel()))
         stages = state["stages"]
         if calls == published.ADAPT_EVERY:
             if self.stages == "adaptive":
                 stages = published.adapted(stages, achieved / calls, self.ratio)
             calls, achieved = 0, 0.0
-        empty = state["empty"] + (chosen.numel() == 0)
+        empty = state["empty"] + (count == 0)
         stage(state, stages=stages, calls=calls, achieved=achieved, empty=empty)
         report(state, empty=empty)
-        return chosen
+        return selected
 
     def threshold(self, sample: Sample, goal: float, stages: int) -> float:
         """The magnitude that about ``goal`` elements of the sample exceed."""

@@ -39,7 +39,7 @@ class Sample:
     def tail(self, threshold: float) -> Tail:
         """Count (in the whole vector), mean and unbiased variance of |x| - threshold where |x| > threshold."""
         if threshold not in self._tails:
-            count, total, squares = kernels.on(self._x).abs_sums(self._x, threshold)
+            count, total, squares = kernels.read(*kernels.on(self._x).abs_sums(self._x, threshold))
             mean = total / count if count else 0.0
             variance = max(0.0, (squares - total * mean) / (count - 1)) if count > 1 else 0.0
             self._tails[threshold] = Tail(count * self._scale, mean - threshold if count else 0.0, variance)
@@ -47,7 +47,8 @@ class Sample:
 
     def mean_log(self) -> float:
         """Mean of ln |x| over the non-zero elements."""
-        return float(kernels.on(self._x).abs_log_sum(self._x)) * self._scale / self.tail(0.0).count
+        (total,) = kernels.read(kernels.on(self._x).abs_log_sum(self._x))
+        return total * self._scale / self.tail(0.0).count
 
 
 def _packed_slices(x: Tensor, every: int, state: State) -> Tensor:
