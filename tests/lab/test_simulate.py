@@ -34,12 +34,14 @@ def events(folder):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def without_clock(lines):
-    return [{key: value for key, value in line.items() if key not in ("wall", "time", "command")} for line in lines]
+CLOCKS = ("wall", "time", "seconds", "compute_ms")
 
 
-def factory(seed):
-    return cases.training("none", seed, wide=50)
+def timeless(lines):
+    return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
+
+
+factory = cases.narrow
 
 
 def runs(specs, steps=24, **how):
@@ -76,23 +78,36 @@ def test_auto_follows_the_log_of_a_real_run(tmp_path, capsys):
 # ---- runs that survive ---------------------------------------------------------------------------
 
 
+LONG = {"steps": 150, "eval_every": 20, "bandwidth": "10Mbit", "compute": "20ms"}
+
+_KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import tersegrad
+from support.simulate_cases import narrow
+tersegrad.simulate(narrow, "sidco", workers=3, **{long!r}, snapshot_seconds=0.0, out={out!r})
+"""
+
+
 def test_a_killed_run_goes_on_to_the_bit(tmp_path):
-    argv = ["sidco", *SMALL, "--steps", "60", "--snapshot", "1us", "--bandwidth", "10Mbit", "--compute", "20ms"]
-    folders = whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main(["simulate", *argv, "--out", str(whole)]) == 0
-    command = [sys.executable, "-m", "tersegrad.cli", "simulate", *argv, "--out", str(killed)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    """Its snapshots are made in every step; it is killed as soon as there is one."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    script = _KILLED.format(tests=str(Path(__file__).parent.parent), long=LONG, out=str(killed))
+    process = subprocess.Popen([sys.executable, "-c", script])
     while process.poll() is None and not list(killed.glob("*.snapshot")):
         time.sleep(0.01)  # until there is something to go on from
-    os.killpg(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert events(killed)[-1]["event"] != "end"
-    assert main(["simulate", *argv, "--out", str(killed)]) == 0
+    runs("sidco", **LONG, out=killed)
     assert not list(killed.glob("*.snapshot"))
-    # Codecs are timed anew where there is no snapshot; a run keeps the times that it began with.
-    lines = [[{k: v for k, v in line.items() if k != "seconds"} for line in without_clock(events(f))] for f in folders]
-    for mine in lines:
-        mine[0].pop("compute_ms")
+    runs("sidco", **LONG, out=whole)
+    # Times are predicted from codecs that were timed in each process.
+    lines = [
+        [{k: v for k, v in line.items() if k != "seconds"} for line in timeless(events(f))] for f in (whole, killed)
+    ]
     assert lines[0] == lines[1]
     predicted = [line["seconds"] for line in events(killed)[1:]]
     assert predicted == sorted(predicted)
@@ -125,7 +140,7 @@ mount -t tmpfs -o size=1m tmpfs {folder} && mkdir {folder}/out && exec {python} 
 import sys
 sys.path.insert(0, {tests!r})
 import tersegrad
-from lab.test_simulate import factory
+from support.simulate_cases import narrow as factory
 kept = tersegrad.simulate(factory, "none", workers=3, steps=24, out={out!r})
 open({folder!r} + "/filler", "wb").write(bytes(1 << 19))
 try:

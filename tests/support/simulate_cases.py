@@ -72,6 +72,11 @@ def training(
     )
 
 
+def narrow(seed: int) -> tersegrad.Training:
+    """A factory."""
+    return training("none", seed, wide=50)
+
+
 def real(specs: list[str], workers: int, steps: int, **how: Any) -> list[Any]:
     """In one of the processes: per spec the final weights and buffers, the bytes sent, and auto's decisions."""
     group = dist.new_group(list(range(workers)))
