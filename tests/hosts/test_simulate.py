@@ -1,7 +1,9 @@
 """Simulation: to the bit what real gloo processes compute, resumable, and clear about bad input."""
 
 import copy
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -89,6 +91,58 @@ def test_a_loaded_state_goes_on_to_the_bit(spec, tmp_path):
     assert whole.evaluate() == second.evaluate()
 
 
+@pytest.mark.parametrize("spec", ["none", "topk4", "vgc", "ahead"])
+def test_several_processes_compute_the_same(spec):
+    """And a run may go on in another number of them."""
+    one, several = (cases.virtual(spec, 4, 0, wide=50, processes=processes) for processes in (1, 3))
+    assert [one.step(weigh=True) for _ in range(6)] == [several.step(weigh=True) for _ in range(6)]
+    assert one.waiting == several.waiting
+    for simulation, saved in ((one, several.state_dict()), (several, one.state_dict())):
+        simulation.load_state_dict(copy.deepcopy(saved))
+    assert [one.step() for _ in range(20)] == [several.step() for _ in range(20)]
+    for key, value in one.training.model.state_dict().items():
+        assert torch.equal(value, several.training.model.state_dict()[key]), key
+    assert one.metrics()["bytes_sent"] == several.metrics()["bytes_sent"]
+    one.close()
+    several.close()
+
+
+def test_what_fails_in_another_process():
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) == 3 and os.getpid() != here:
+            raise KeyError("a broken sample")
+        return cases.loss(model, batch)
+
+    calls, here = [], os.getpid()
+    made = cases.training("none")
+    made.loss = loss
+    simulation = tersegrad.Simulation(made, "topk", 2, processes=2)
+    simulation.step()
+    simulation.step()
+    with pytest.raises(KeyError, match="a broken sample"):
+        simulation.step()
+    simulation.close()
+    simulation = tersegrad.Simulation(cases.training("none"), "topk", 4, processes=2)
+    simulation.step()
+    os.kill(simulation._processes[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"gradients of workers \[1, 3\] has ended"):
+        simulation.step()
+    simulation.close()
+
+
+def test_processes_that_cannot_be_had():
+    with pytest.raises(ValueError, match="a whole number from 1"):
+        tersegrad.Simulation(cases.training("none"), "topk", 2, processes=0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="cannot use torch's threads"):
+            tersegrad.Simulation(cases.training("none"), "topk", 2, processes=2)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_every_worker_has_generators_and_statistics_of_its_own():
     drawn = []
 
@@ -107,7 +161,7 @@ def test_every_worker_has_generators_and_statistics_of_its_own():
     assert len(set(drawn)) == 6
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
-    own = [worker.module_buffers for worker in simulation._workers]
+    own = [local.module_buffers for local in simulation._gradients_here.values()]
     assert not torch.equal(own[0][0], own[1][0])
     assert torch.equal(made.model.norm.running_mean, own[0][0])
 

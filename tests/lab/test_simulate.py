@@ -234,6 +234,7 @@ def test_predicted_times_follow_the_bytes():
         (["none", "--steps", "5", *SMALL, "--bandwidth", "fast"], "fast"),
         (["none", "--steps", "5", "--workload", "digits", "--workers", "900"], "do not fill one batch"),
         (["auto", "--steps", "5", *SMALL], "decisions of a real run"),
+        (["none", "--steps", "5", *SMALL, "--threads", "2", "--processes", "2"], "cannot use torch's threads"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_runs(argv, text, tmp_path, capsys):

@@ -110,9 +110,12 @@ def _real(spec: str, group: Any, own: Any, steps: int, accumulate: int = 1, **ho
     return state, metrics["bytes_sent"], metrics["decisions"]
 
 
-def virtual(spec: str, workers: int, steps: int, decisions: Any = None, **how: Any) -> tersegrad.Simulation:
+def virtual(
+    spec: str, workers: int, steps: int, decisions: Any = None, processes: int = 1, **how: Any
+) -> tersegrad.Simulation:
     """As many steps in this process."""
-    simulation = tersegrad.Simulation(training(spec, 0, **how), spec, workers, decisions=decisions)
+    made = training(spec, 0, **how)
+    simulation = tersegrad.Simulation(made, spec, workers, decisions=decisions, processes=processes)
     for _ in range(steps):
         simulation.step()
     return simulation

@@ -114,6 +114,7 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--until", metavar="CONDITION", help="end a run early, e.g. 'accuracy >= 0.9'")
     simulate.add_argument("--jobs", type=_count, default=1, help="runs at a time (default: 1)")
     simulate.add_argument("--threads", type=_count, default=1, help="threads of every run (default: 1)")
+    simulate.add_argument("--processes", type=_count, help="that compute gradients in a run (default: cores / jobs)")
     simulate.add_argument(
         "--snapshot", default="180s", metavar="TIME", help="between two snapshots, from which a killed run goes on"
     )

@@ -1,4 +1,4 @@
-"""One virtual worker: its engine, its generators, its batches, its module buffers, its gradient."""
+"""One virtual worker: its engine and buckets, and what its gradient comes from: batches, generators, module buffers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +18,8 @@ from tersegrad.hosts._batches import BatchStream
 from tersegrad.hosts._randomness import Randomness
 from tersegrad.hosts.training import Training
 from tersegrad.per_sample import SquaredGradients
+
+ALIGNED = 64  # bytes, of buffers in given memory
 
 
 def worker_seed(seed: int, worker: int) -> int:
@@ -75,14 +77,17 @@ class FlatGradients:
             assert squares is not None
             squares.place([parameters[name] for name in bucket], sums)
 
-    def empty(self) -> list[Tensor]:
-        """One flat buffer a bucket."""
-        pairs = zip(self._sizes, self._dtypes, strict=True)
-        return [torch.empty(sum(sizes), dtype=dtype) for sizes, dtype in pairs]
-
-    def empty_squares(self) -> list[Tensor]:
-        """One flat buffer a bucket, where squares are needed."""
-        return [torch.zeros_like(sums) for sums in self._sums]
+    def buffers(self, memory: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """One flat buffer a bucket for gradients, and one for squares where they are needed; in given ``memory``."""
+        wanted = [(sum(sizes), dtype) for sizes, dtype in zip(self._sizes, self._dtypes, strict=True)]
+        wanted += [(sums.numel(), sums.dtype) for sums in self._sums]
+        found, used = [], 0
+        for numel, dtype in wanted:
+            nbytes = numel * dtype.itemsize
+            part = torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory[used : used + nbytes]
+            found.append(part.view(dtype))
+            used += -(-nbytes // ALIGNED) * ALIGNED
+        return found[: len(self.names)], found[len(self.names) :]
 
     def views(self, buckets: list[Tensor]) -> dict[str, Tensor]:
         """Every parameter's slice, in its shape."""
@@ -111,27 +116,24 @@ class FlatGradients:
         return gradient
 
 
-class VirtualWorker:
-    """What differs from worker to worker."""
+class LocalGradient:
+    """Where one worker's gradient comes from: all that is its own beside the method's state."""
 
-    def __init__(self, rank: int, workers: int, seed: int, engine: Engine, training: Training):
-        self.engine = engine
+    def __init__(self, rank: int, workers: int, seed: int, training: Training):
         self.module_buffers: list[Tensor] = []  # empty if they are worker 0's
         self.stream = BatchStream(training.batches, rank, workers, worker_seed(seed, rank))
-        self._rank = rank
         self._training = training
         self._random = Randomness.seeded(worker_seed(seed, rank))
         self._carried: Any = None
 
-    def place(self, flat: FlatGradients) -> None:
-        """Makes buffers for buckets."""
-        self._flat = flat
-        self.buckets = flat.empty()
-        self.gradients = flat.views(self.buckets)
-        self._squares = flat.empty_squares()
+    def backward(self, module_buffers: list[Tensor], before: list[Tensor]) -> float:
+        """Leaves this worker's gradient of a step in ``.grad``; returns its loss.
 
-    def backward(self) -> float:
-        """Computes this worker's gradient of a step, into its buckets; returns its loss."""
+        Args:
+            module_buffers: The model's.
+            before: What they hold for a worker that has none of its own.
+        """
+        copy_all(module_buffers, self.module_buffers or before)
         count, total = self._training.accumulate, 0.0
         for _ in range(count):
             batch = self._next_batch()
@@ -139,7 +141,7 @@ class VirtualWorker:
                 loss = self._loss(batch)
                 (loss / count if count > 1 else loss).backward()
             total += float(loss.detach()) / count
-        self._flat.take(self.gradients, self._squares)
+        copy_all(self.module_buffers, module_buffers)
         return total
 
     def _next_batch(self) -> Any:
@@ -163,6 +165,39 @@ class VirtualWorker:
             )
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """Goes on from here."""
+        return {
+            "random": self._random.state_dict(),
+            "stream": self.stream.state_dict(),
+            "module_buffers": self.module_buffers,
+            "carried": self._carried,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Takes up what ``state_dict`` saved."""
+        self._random = Randomness(**saved["random"])
+        self.stream.load_state_dict(saved["stream"])
+        self.module_buffers = [buffer.clone() for buffer in saved["module_buffers"]]
+        self._carried = saved["carried"]
+
+
+class VirtualWorker:
+    """One worker's engine, and the buckets that are handed to it."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    def place(self, flat: FlatGradients, memory: Tensor | None = None) -> None:
+        """Makes buffers for buckets."""
+        self._flat = flat
+        self.buckets, self._squares = flat.buffers(memory)
+        self.gradients = flat.views(self.buckets)
+
+    def take(self) -> None:
+        """Copies the gradient into the buckets."""
+        self._flat.take(self.gradients, self._squares)
+
     def energy(self) -> float:
         """Sum of squares of all that this worker could send now: gradient and residual."""
         return sum(self.engine.energy(names, b) for names, b in zip(self._flat.names, self.buckets, strict=True))
@@ -173,24 +208,6 @@ class VirtualWorker:
         for place, (names, bucket) in enumerate(zip(self._flat.names, self.buckets, strict=True)):
             gradient = Gradient(names, bucket, done, squares[place])
             self.engine.submit(gradient, last=place == len(self.buckets) - 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that is this worker's own."""
-        return {
-            "engine": self.engine.state_dict(),
-            "random": self._random.state_dict(),
-            "stream": self.stream.state_dict(),
-            "module_buffers": self.module_buffers,
-            "carried": self._carried,
-        }
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes up what ``state_dict`` saved."""
-        self.engine.load_state_dict(saved["engine"], strict=True, same_buckets=True)
-        self._random = Randomness(**saved["random"])
-        self.stream.load_state_dict(saved["stream"])
-        self.module_buffers = [buffer.clone() for buffer in saved["module_buffers"]]
-        self._carried = saved["carried"]
 
 
 def copy_all(into: list[Tensor], tensors: list[Tensor]) -> None:

@@ -65,14 +65,18 @@ class ParameterShift:
         """Swaps in the shifted weights; no-op if already shifted: several forwards may share a backward."""
         if self._original:
             return
-        rates = {id(p): self._rate(group) for group in self._optimizer.param_groups for p in group["params"]}
-        moves = [(p, p.data, residual) for p, residual in self._residuals() if rates.get(id(p))]
-        self._original = {id(p): (p, home) for p, home, _ in moves}
-        for parameter, home, residual in moves:
-            key = id(parameter)
+        moves = self.moves(self._residuals())
+        self._original = {id(p): (p, p.data) for p, _, _ in moves}
+        for parameter, residual, rate in moves:
+            key, home = id(parameter), parameter.data
             there = self._shifted[key] = self._shifted[key] if key in self._shifted else torch.empty_like(home)
-            _move(home, residual, rates[key], there)
+            move(home, residual, rate, there)
             parameter.data = there
+
+    def moves(self, residuals: Residuals) -> list[tuple[Tensor, Tensor, float]]:
+        """The parameters that are shifted, their residuals, and how far one unit of a residual moves them."""
+        rates = {id(p): self._rate(group) for group in self._optimizer.param_groups for p in group["params"]}
+        return [(p, residual, rate) for p, residual in residuals if (rate := rates.get(id(p)))]
 
     def _rate(self, group: dict[str, float]) -> float:
         """How far one unit of the residual would move the parameters of a group."""
@@ -118,7 +122,7 @@ class ParameterShift:
             handle.remove()
 
 
-def _move(home: Tensor, residual: Tensor, rate: float, there: Tensor) -> None:
+def move(home: Tensor, residual: Tensor, rate: float, there: Tensor) -> None:
     """``there = home + rate * residual``. As vectors where that is possible: this is a pass over all weights."""
     flat_home, flat_there = flat(home), flat(there)
     if flat_home is None or flat_there is None or home.dtype != torch.float32:

@@ -7,7 +7,9 @@ and sums are those of DistributedDataParallel over gloo, so weights are the same
 
 import math
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +22,23 @@ from tersegrad.comm.virtual import Hub
 from tersegrad.core import Reducer, Spec, needs_of
 from tersegrad.engine import Engine, Options
 from tersegrad.hosts import _buckets, _checks
+from tersegrad.hosts._forked import GradientProcess, GradientServer
 from tersegrad.hosts._randomness import undisturbed
 from tersegrad.hosts._squares import squares_for
-from tersegrad.hosts._virtual import FlatGradients, VirtualPeers, VirtualWorker, copy_all, tensors_of, worker_seed
-from tersegrad.hosts.parameter_shift import ParameterShift
+from tersegrad.hosts._virtual import (
+    FlatGradients,
+    LocalGradient,
+    VirtualPeers,
+    VirtualWorker,
+    copy_all,
+    tensors_of,
+    worker_seed,
+)
+from tersegrad.hosts.parameter_shift import ParameterShift, move
 from tersegrad.hosts.training import Training
 from tersegrad.specs import parse_reducer
 
-FORMAT = 1  # of state_dict
+FORMAT = 2  # of state_dict
 COMPARE_EVERY = 50  # steps: every worker decodes all by itself, and all must hold the same mean, to the bit
 _TOTALS = ("bytes_sent", "bytes_handed_over", "dense_bytes", "nonfinite_steps")
 
@@ -49,6 +60,8 @@ class Simulation:
         broadcast_buffers: As in DistributedDataParallel: before each step every worker takes the module buffers of
             worker 0, such as the statistics of BatchNorm. False: each worker keeps its own.
         decisions: For ``auto``: ``handle.metrics()["decisions"]`` of a real run, which it follows.
+        processes: Gradients are computed in so many processes, forked from this one, on the same weights. More than
+            one needs ``torch.set_num_threads(1)``, and no other threads at work here.
 
     Raises:
         ValueError: The spec cannot work with this training.
@@ -69,10 +82,18 @@ class Simulation:
         nonfinite: str = "propagate",
         broadcast_buffers: bool = True,
         decisions: DecisionLog | None = None,
+        processes: int = 1,
     ):
         if type(workers) is not int or workers < 1:
             raise ValueError(f"workers={workers!r}: how many workers are simulated, a whole number from 1.")
         self.spec = parse_reducer(spec)
+        if type(processes) is not int or processes < 1:
+            raise ValueError(f"processes={processes!r}: how many compute gradients, a whole number from 1.")
+        if processes > 1 and torch.get_num_threads() > 1:
+            raise ValueError(
+                f"processes={processes} with {torch.get_num_threads()} threads: a forked process cannot use torch's "
+                "threads. Call torch.set_num_threads(1) first, or leave processes at 1."
+            )
         require_decisions(self.spec, decisions)
         _checks.require_optimizer(self.spec, training.optimizer)
         self.training = training
@@ -84,34 +105,55 @@ class Simulation:
         self._module_buffers = list(training.model.buffers())
         self._turn = 0  # whose gradient is computed
         self._squares = squares_for(self.spec, training.model)
+        self._homes = {name: p.data for name, p in self._parameters.items()}
+        gradients = {rank: LocalGradient(rank, workers, seed, training) for rank in range(workers)}
+        if not broadcast_buffers:
+            for local in gradients.values():
+                local.module_buffers = [buffer.clone() for buffer in self._module_buffers]
+        self._processes = self._fork(gradients, min(processes, workers))
+        elsewhere = {rank for process in self._processes for rank in process.ranks}
+        self._gradients_here = {rank: local for rank, local in gradients.items() if rank not in elsewhere}
         self._hub = Hub(workers)
         options = Options(seed=method_seed, optimizer=training.optimizer, nonfinite=nonfinite)
         self._shift = self._shift_for(options)
         shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        self._workers: list[VirtualWorker] = []
-        for rank in range(workers):
-            engine = Engine(self.spec, shapes, options, VirtualPeers(self._hub, rank, decisions), dict)
-            self._workers.append(VirtualWorker(rank, workers, seed, engine, training))
-            if not broadcast_buffers:
-                self._workers[-1].module_buffers = [buffer.clone() for buffer in self._module_buffers]
+        self._workers = [
+            VirtualWorker(Engine(self.spec, shapes, options, VirtualPeers(self._hub, rank, decisions), dict))
+            for rank in range(workers)
+        ]
         self._place(_buckets.first_buckets(list(self._parameters.items())))
+
+    def _fork(self, gradients: dict[int, LocalGradient], processes: int) -> list[GradientProcess]:
+        """All but one of the processes that compute gradients; worker 0's is computed here."""
+        found: list[GradientProcess] = []
+        if processes > 1:
+            for home in self._homes.values():
+                home.share_memory_()  # the optimizer writes there
+        for place in range(1, processes):
+            theirs = {rank: local for rank, local in gradients.items() if rank % processes == place}
+            shifts = bool(needs_of(self.spec).lookahead)
+            server = GradientServer(theirs, self._parameters, self._module_buffers, self._squares, shifts)
+            found.append(GradientProcess(server, found))
+        return found
 
     def _shift_for(self, options: Options) -> ParameterShift | None:
         lookahead = needs_of(self.spec).lookahead
         if not lookahead:
             return None
+        return ParameterShift(
+            self.training.optimizer, lookahead, lambda: self._residuals(self._workers[self._turn]), options.scale
+        )
 
-        def residuals() -> list[tuple[Tensor, Tensor]]:
-            found = self._workers[self._turn].engine.residuals()
-            return [(self._parameters[name], residual) for name, residual in found]
-
-        return ParameterShift(self.training.optimizer, lookahead, residuals, options.scale)
+    def _residuals(self, worker: VirtualWorker) -> list[tuple[Tensor, Tensor]]:
+        return [(self._parameters[name], residual) for name, residual in worker.engine.residuals()]
 
     def _place(self, buckets: list[tuple[str, ...]]) -> None:
         self._buckets = buckets
         flat = FlatGradients(buckets, self._parameters, self._squares)
-        for worker in self._workers:
-            worker.place(flat)
+        for rank in self._gradients_here:
+            self._workers[rank].place(flat)
+        for process in self._processes:
+            process.place(buckets, flat, self._workers)
 
     # ---- one step --------------------------------------------------------------------------------
 
@@ -124,57 +166,79 @@ class Simulation:
         Returns:
             The mean of the workers' losses.
         """
-        answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        ready: list[str] = []
+        step = _Step(self.workers, weigh)
         self._hub.compares = self.steps % COMPARE_EVERY == 0
         try:
             with undisturbed():
-                losses, energy = self._gradients(answers, ready, weigh)
-            self._wait(answers)
+                self._gradients(step)
+            self._wait(step.answers)
         except BaseException as error:
             self._hub.abort(f"the step was not finished: {type(error).__name__}: {error}")
             raise
         self._update()
         if weigh:
-            self.waiting = self._share_waiting(energy)
+            self.waiting = self._share_waiting(sum(step.energies))
         if self.steps == 0:
-            self._place(_buckets.rebuilt_buckets([(name, self._parameters[name]) for name in ready]))
+            self._place(_buckets.rebuilt_buckets([(name, self._parameters[name]) for name in step.ready]))
         self.steps += 1
-        return sum(losses) / len(losses)
+        return sum(step.losses) / len(step.losses)
 
-    def _gradients(
-        self, answers: "queue.SimpleQueue[BaseException | None]", ready: list[str], weigh: bool
-    ) -> tuple[list[float], float]:
-        """Every worker's loss, and the energy of what all could send; ``ready``: in which order gradients came."""
-        losses, energy = [], 0.0
+    def _gradients(self, step: "_Step") -> None:
+        """Every worker's gradient is computed, here or in another process, and handed to its engine."""
+        for process in self._processes:
+            process.take_module_buffers(self._module_buffers)
+        with ThreadPoolExecutor(max(1, len(self._processes))) as threads:  # started only if it is given work
+            others = [threads.submit(self._gradients_of, process, step) for process in self._processes]
+            self._gradients_of_own(step)
+            for other in others:
+                other.result()
+        self._require_equal_epochs(step.lengths)
+
+    def _gradients_of_own(self, step: "_Step") -> None:
+        """Of the workers whose gradients are computed in this process, worker 0 first."""
         before = after = [buffer.clone() for buffer in self._module_buffers]  # worker 0's
-        for turn, worker in enumerate(self._workers):
-            self._turn = turn
-            copy_all(self._module_buffers, worker.module_buffers or before)
-            noting = self._note_order(ready) if self.steps == 0 and turn == 0 else []
-            losses.append(self._gradient(worker))
+        for rank, local in self._gradients_here.items():
+            self._turn = rank
+            noting = self._note_order(step.ready) if self.steps == 0 and rank == 0 else []
+            step.losses[rank] = self._gradient(local, before)
+            step.lengths[rank] = local.stream.lengths
             for note in noting:
                 note.remove()
-            if worker.module_buffers:
-                copy_all(worker.module_buffers, self._module_buffers)
-            elif turn == 0:
+            if rank == 0 and not local.module_buffers:
                 after = [buffer.clone() for buffer in self._module_buffers]
-            energy += worker.energy() if weigh else 0.0
-            worker.submit(answers.put)
-        copy_all(self._module_buffers, self._workers[0].module_buffers or after)
-        self._require_equal_epochs()
-        return losses, energy
+            self._workers[rank].take()
+            self._hand_over(rank, step)
+        copy_all(self._module_buffers, self._gradients_here[0].module_buffers or after)
 
-    def _gradient(self, worker: VirtualWorker) -> float:
+    def _gradient(self, local: LocalGradient, before: list[Tensor]) -> float:
         for parameter in self._parameters.values():
             parameter.grad = None
         if self._shift is None:
-            return worker.backward()
+            return local.backward(self._module_buffers, before)
         self._shift.shift()
         try:
-            return worker.backward()
+            return local.backward(self._module_buffers, before)
         finally:
             self._shift.restore()
+
+    def _gradients_of(self, process: GradientProcess, step: "_Step") -> None:
+        """On a thread of its own: of the workers whose gradients a forked process computes."""
+        for rank in process.ranks:
+            step.losses[rank], step.lengths[rank] = process.gradient(rank, self._shifts(self._workers[rank]))
+            self._hand_over(rank, step)
+
+    def _shifts(self, worker: VirtualWorker) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
+        """Which parameters are shifted for a worker, and what writes them; their own storage is in ``_homes``."""
+        if self._shift is not None:
+            names = {id(parameter): name for name, parameter in self._parameters.items()}
+            for parameter, residual, rate in self._shift.moves(self._residuals(worker)):
+                name = names[id(parameter)]
+                yield name, partial(move, self._homes[name], residual, rate)
+
+    def _hand_over(self, rank: int, step: "_Step") -> None:
+        if step.weigh:
+            step.energies[rank] = self._workers[rank].energy()
+        self._workers[rank].submit(step.answers.put)
 
     def _note_order(self, ready: list[str]) -> list[RemovableHandle]:
         """Hooks that note in which order gradients come, as DDP does in its first step."""
@@ -190,13 +254,12 @@ class Simulation:
         items = self._parameters.items()
         return [parameter.register_post_accumulate_grad_hook(noter(name)) for name, parameter in items]
 
-    def _require_equal_epochs(self) -> None:
-        first = self._workers[0].stream
-        for rank, worker in enumerate(self._workers):
-            if worker.stream.lengths != first.lengths:
+    def _require_equal_epochs(self, lengths: list[list[int]]) -> None:
+        for rank, found in enumerate(lengths):
+            if found != lengths[0]:
                 raise ValueError(
-                    f"worker {rank} had {worker.stream.lengths[-1:] or 'more'} batches in the epoch, and worker 0 "
-                    f"{first.lengths[-1:] or 'more'}: batches(worker, workers, epoch) must give all the same number."
+                    f"worker {rank} had {found[-1:] or 'more'} batches in the epoch, and worker 0 "
+                    f"{lengths[0][-1:] or 'more'}: batches(worker, workers, epoch) must give all the same number."
                 )
 
     def _wait(self, answers: "queue.SimpleQueue[BaseException | None]") -> None:
@@ -234,7 +297,7 @@ class Simulation:
     @property
     def epochs(self) -> float | None:
         """Passes over the data so far; None in the first one, whose length is not known."""
-        stream = self._workers[0].stream
+        stream = self._gradients_here[0].stream
         return stream.epoch + stream.done / stream.lengths[-1] if stream.lengths else None
 
     def evaluate(self) -> float:
@@ -267,12 +330,18 @@ class Simulation:
             "buckets": self._buckets,
             "totals": {key: total + sum(one[key] for one in own) for key, total in self._totals.items()},
             "most": self._most + max(one["bytes_sent"] for one in own),
-            "workers": [worker.state_dict() for worker in self._workers],
+            "engines": [worker.engine.state_dict() for worker in self._workers],
+            "gradients": self._gradients_saved(),
         }
+
+    def _gradients_saved(self) -> list[dict[str, Any]]:
+        found = {rank: local.state_dict() for rank, local in self._gradients_here.items()}
+        found |= {rank: process.state_dict(rank) for process in self._processes for rank in process.ranks}
+        return [found[rank] for rank in range(self.workers)]
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Goes on where ``state_dict`` was called, to the bit."""
-        told = saved.get("format"), saved.get("spec"), len(saved.get("workers", ()))
+        told = saved.get("format"), saved.get("spec"), len(saved.get("engines", ()))
         mine = FORMAT, repr(self.spec), self.workers
         if told != mine:
             raise ValueError(
@@ -289,15 +358,34 @@ class Simulation:
             self._shift.share = saved["share"]
         self.steps, self._totals, self._most = saved["steps"], dict(saved["totals"]), saved["most"]
         self._place([tuple(names) for names in saved["buckets"]])
-        for worker, one in zip(self._workers, saved["workers"], strict=True):
-            worker.load_state_dict(one)
+        for worker, one in zip(self._workers, saved["engines"], strict=True):
+            worker.engine.load_state_dict(one, strict=True, same_buckets=True)
+        for rank, local in self._gradients_here.items():
+            local.load_state_dict(saved["gradients"][rank])
+        for process in self._processes:
+            for rank in process.ranks:
+                process.load_state_dict(rank, saved["gradients"][rank])
 
     def close(self) -> None:
-        """Ends the workers' threads. Harmless twice."""
+        """Ends the workers' threads and the other processes. Harmless twice."""
+        for process in self._processes:
+            process.close()
         for worker in self._workers:
             worker.engine.close()
         if self._squares is not None:
             self._squares.close()
+
+
+class _Step:
+    """What is gathered in one step, by rank."""
+
+    def __init__(self, workers: int, weigh: bool):
+        self.weigh = weigh
+        self.losses = [0.0] * workers
+        self.energies = [0.0] * workers
+        self.lengths: list[list[int]] = [[] for _ in range(workers)]  # of every worker's epochs so far
+        self.ready: list[str] = []  # in which order gradients came
+        self.answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
 
 def evaluated(training: Training) -> float:

@@ -75,11 +75,16 @@ class Request:
     snapshot_seconds: float = 180.0
     jobs: int = 1
     threads: int = 1
+    processes: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("workers", "steps", "jobs", "threads"):
+        for name in ("workers", "steps", "jobs", "threads", "processes"):
             if type(value := getattr(self, name)) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: a whole number from 1.")
+        if self.processes > 1 and self.threads > 1:
+            raise ValueError(
+                "--processes and --threads: a forked process cannot use torch's threads. Give one of them."
+            )
         if not self.specs or not self.seeds:
             raise ValueError("name at least one spec and one seed.")
         if self.compute is not None and self.bandwidth is None and self.latency is None:
@@ -259,6 +264,7 @@ def _config(
         source=request.source if request.source is None else _plain(request.source),
         modules=loaded_modules(),
         threads=request.threads,
+        processes=request.processes,
     )
 
 
@@ -419,6 +425,7 @@ def from_arguments(args: Namespace) -> Request:
         snapshot_seconds=parse_time(args.snapshot),
         **{key: getattr(args, key) for key in ("bandwidth", "latency", "compute", "eval_every", "until")},
         **{key: getattr(args, key) for key in ("jobs", "threads")},
+        processes=args.processes or (1 if args.threads > 1 else max(1, len(os.sched_getaffinity(0)) // args.jobs)),
     )
 
 

@@ -45,6 +45,7 @@ class RunConfig:
     source: dict[str, Any] | None = None  # arguments of factories.find; None: the factory is given
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     threads: int = 1
+    processes: int = 1  # that compute gradients
 
 
 class VirtualRun:
@@ -54,7 +55,12 @@ class VirtualRun:
         self._config = config
         known = {"seed": config.seed, "workers": config.workers, "steps": config.steps, "spec": config.spec}
         self._simulation = Simulation(
-            make(factory, **known), config.spec, config.workers, seed=config.seed, decisions=config.decisions
+            make(factory, **known),
+            config.spec,
+            config.workers,
+            seed=config.seed,
+            decisions=config.decisions,
+            processes=config.processes,
         )
         self._file, self._snapshot = Path(config.file), Path(config.file).with_suffix(".snapshot")
         self._until = None if config.until is None else Until.parse(config.until)
