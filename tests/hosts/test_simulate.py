@@ -54,6 +54,13 @@ def test_several_buckets_too(gloo4):
     assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS), 4) == []
 
 
+def test_all_gradients_in_one_vector_too(gloo4):
+    specs, how = ["sidco-paper", "topk4"], {"bucket_cap_mb": 100}
+    assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS, **how), 4, **how) == []
+    several, one = (cases.virtual("sidco-paper", 2, 2, bucket_cap_mb=cap) for cap in (None, 100))
+    assert (several.metrics()["buckets"], one.metrics()["buckets"]) == (2, 1)
+
+
 def test_accumulation_and_clipping_too(gloo4):
     specs = ["topk4", "vgc", "ahead", "powersgd"]
     how = {"accumulate": 3, "max_norm": 0.5, "wide": 50}

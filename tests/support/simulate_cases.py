@@ -86,10 +86,14 @@ def real(specs: list[str], workers: int, steps: int, **how: Any) -> list[Any]:
     return [_real(spec, group, mine, steps, **how) for spec, mine in zip(specs, own, strict=True)]
 
 
-def _real(spec: str, group: Any, own: Any, steps: int, accumulate: int = 1, **how: Any) -> Any:
+def _real(
+    spec: str, group: Any, own: Any, steps: int, accumulate: int = 1, bucket_cap_mb: int | None = None, **how: Any
+) -> Any:
     rank, workers = dist.get_rank(group), dist.get_world_size(group)
     made = training(spec, 0, accumulate, **how)
-    model = DistributedDataParallel(made.model, process_group=group, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(
+        made.model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb
+    )
     handle = tersegrad.attach(model, spec, optimizer=made.optimizer, group=own)
     torch.manual_seed(worker_seed(0, rank))
     feed = ((batch) for epoch in range(1000) for batch in batches(rank, workers, epoch))
@@ -111,11 +115,17 @@ def _real(spec: str, group: Any, own: Any, steps: int, accumulate: int = 1, **ho
 
 
 def virtual(
-    spec: str, workers: int, steps: int, decisions: Any = None, processes: int = 1, **how: Any
+    spec: str,
+    workers: int,
+    steps: int,
+    decisions: Any = None,
+    processes: int = 1,
+    bucket_cap_mb: int | None = None,
+    **how: Any,
 ) -> tersegrad.Simulation:
     """As many steps in this process."""
-    made = training(spec, 0, **how)
-    simulation = tersegrad.Simulation(made, spec, workers, decisions=decisions, processes=processes)
+    own = {"decisions": decisions, "processes": processes, "bucket_cap_mb": bucket_cap_mb}
+    simulation = tersegrad.Simulation(training(spec, 0, **how), spec, workers, **own)
     for _ in range(steps):
         simulation.step()
     return simulation

@@ -59,6 +59,7 @@ class Simulation:
         nonfinite: As in ``attach``.
         broadcast_buffers: As in DistributedDataParallel: before each step every worker takes the module buffers of
             worker 0, such as the statistics of BatchNorm. False: each worker keeps its own.
+        bucket_cap_mb: As in DistributedDataParallel. Larger than the model: one vector of all gradients.
         decisions: For ``auto``: ``handle.metrics()["decisions"]`` of a real run, which it follows.
         processes: Gradients are computed in so many processes, forked from this one, on the same weights. More than
             one needs ``torch.set_num_threads(1)``, and no other threads at work here.
@@ -81,6 +82,7 @@ class Simulation:
         method_seed: int = 0,
         nonfinite: str = "propagate",
         broadcast_buffers: bool = True,
+        bucket_cap_mb: int | None = None,
         decisions: DecisionLog | None = None,
         processes: int = 1,
     ):
@@ -98,6 +100,7 @@ class Simulation:
         _checks.require_optimizer(self.spec, training.optimizer)
         self.training = training
         self.workers = workers
+        self._bucket_cap_mb = bucket_cap_mb
         self.steps = 0
         self.waiting: float | None = None  # share of the gradient's energy in residuals, when it was last weighed
         self._totals, self._most = dict.fromkeys(_TOTALS, 0), 0  # of all workers and of the busiest, before a load
@@ -179,7 +182,8 @@ class Simulation:
         if weigh:
             self.waiting = self._share_waiting(sum(step.energies))
         if self.steps == 0:
-            self._place(_buckets.rebuilt_buckets([(name, self._parameters[name]) for name in step.ready]))
+            ready = [(name, self._parameters[name]) for name in step.ready]
+            self._place(_buckets.rebuilt_buckets(ready, self._bucket_cap_mb))
         self.steps += 1
         return sum(step.losses) / len(step.losses)
 
