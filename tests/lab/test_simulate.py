@@ -52,7 +52,7 @@ def runs(specs, steps=24, **how):
 
 
 def test_scores_are_those_of_real_processes(tmp_path):
-    common = ["topk4", *SMALL, "--steps", "22", "--eval-every", "11"]
+    common = ["topk4", *SMALL, "--steps", "22", "--eval-every", "11", "--bucket-cap-mb", "4096"]
     assert main(["train", *common, "--network", "none", "--out", str(tmp_path / "real")]) == 0
     assert main(["simulate", *common, "--out", str(tmp_path / "virtual")]) == 0
     real, virtual = events(tmp_path / "real"), events(tmp_path / "virtual")

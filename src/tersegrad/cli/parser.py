@@ -89,10 +89,14 @@ def _add_train(commands: Any) -> None:
     train.add_argument(
         "--learning-rate", type=_rate, help="the highest of the run, after its warm-up (default: the workload's own)"
     )
+    train.add_argument("--bucket-cap-mb", type=_count, help=_BUCKET_CAP)
     evaluate = train.add_mutually_exclusive_group()
     evaluate.add_argument("--eval-every", type=_count, metavar="STEPS", help="accuracy also every so many steps")
     evaluate.add_argument("--no-eval", action="store_true", help="do not measure accuracy; for timing")
     train.set_defaults(run=_train)
+
+
+_BUCKET_CAP = "DDP's, in MiB; larger than the model: all gradients in one vector (default: 25)"
 
 
 def _add_simulate(commands: Any) -> None:
@@ -112,6 +116,7 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--compute", help="time of a step without communication, e.g. 250ms (default: as here)")
     simulate.add_argument("--eval-every", type=_count, metavar="STEPS", help="(default: a twentieth of the run)")
     simulate.add_argument("--until", metavar="CONDITION", help="end a run early, e.g. 'accuracy >= 0.9'")
+    simulate.add_argument("--bucket-cap-mb", type=_count, help=_BUCKET_CAP)
     simulate.add_argument("--jobs", type=_count, default=1, help="runs at a time (default: 1)")
     simulate.add_argument("--threads", type=_count, default=1, help="threads of every run (default: 1)")
     simulate.add_argument("--processes", type=_count, help="that compute gradients in a run (default: cores / jobs)")
@@ -284,7 +289,7 @@ def _train(args: argparse.Namespace) -> int:
 
     from tersegrad.lab import train
 
-    own = ("bandwidth", "epochs", "seconds", "seeds", "eval_every", "learning_rate")
+    own = ("bandwidth", "epochs", "seconds", "seeds", "eval_every", "learning_rate", "bucket_cap_mb")
     more = {key: getattr(args, key) for key in own}
     return train.train(_plan(args, **more, evaluate=not args.no_eval), Console())
 

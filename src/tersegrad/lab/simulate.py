@@ -71,6 +71,7 @@ class Request:
     compute: str | None = None
     eval_every: int | None = None
     until: str | None = None
+    bucket_cap_mb: int | None = None
     decisions: list[dict[str, Any]] | None = None
     snapshot_seconds: float = 180.0
     jobs: int = 1
@@ -108,6 +109,7 @@ def simulate(
     compute: str | None = None,
     eval_every: int | None = None,
     until: str | None = None,
+    bucket_cap_mb: int | None = None,
     decisions: Sequence[Mapping[str, Any]] | None = None,
     snapshot_seconds: float = 180.0,
 ) -> list[Run]:
@@ -127,6 +129,7 @@ def simulate(
         compute: A step without communication, e.g. "250ms". Default: measured here.
         eval_every: Steps between two evaluations. Default: a twentieth of the run.
         until: Ends a run early, e.g. "accuracy >= 0.9".
+        bucket_cap_mb: As in DistributedDataParallel. Larger than the model: one vector of all gradients.
         decisions: For ``auto``: ``handle.metrics()["decisions"]`` of a real run.
         snapshot_seconds: Between two snapshots, from which a killed run goes on.
 
@@ -149,6 +152,7 @@ def simulate(
             compute=compute,
             eval_every=eval_every,
             until=until,
+            bucket_cap_mb=bucket_cap_mb,
             decisions=None if decisions is None else [dict(one) for one in decisions],
             snapshot_seconds=snapshot_seconds,
             threads=torch.get_num_threads(),
@@ -260,6 +264,7 @@ def _config(
         until=request.until,
         snapshot_seconds=request.snapshot_seconds,
         step_time=None if step_time is None else step_time.as_dict(),
+        bucket_cap_mb=request.bucket_cap_mb,
         decisions=request.decisions,
         source=request.source if request.source is None else _plain(request.source),
         modules=loaded_modules(),
@@ -287,6 +292,7 @@ def _identity(request: Request, factory: Factory, spec: str, seed: int, training
         "training": f"{training.metric} {training.max_norm} {training.accumulate} {training.carries}",
         "seed": seed,
         **{key: getattr(request, key) for key in asked},
+        **({} if request.bucket_cap_mb is None else {"bucket_cap_mb": request.bucket_cap_mb}),
         "decisions": None if request.decisions is None else _digest(json.dumps(request.decisions)),
         "tersegrad": version.__version__,
         "torch": torch.__version__,
@@ -423,7 +429,10 @@ def from_arguments(args: Namespace) -> Request:
         source={"model": args.model, "workload": args.workload, "data": args.data, **own},
         decisions=None if args.replay is None else read_decisions(args.replay),
         snapshot_seconds=parse_time(args.snapshot),
-        **{key: getattr(args, key) for key in ("bandwidth", "latency", "compute", "eval_every", "until")},
+        **{
+            key: getattr(args, key)
+            for key in ("bandwidth", "latency", "compute", "eval_every", "until", "bucket_cap_mb")
+        },
         **{key: getattr(args, key) for key in ("jobs", "threads")},
         processes=args.processes or (1 if args.threads > 1 else max(1, len(os.sched_getaffinity(0)) // args.jobs)),
     )

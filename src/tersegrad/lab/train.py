@@ -60,6 +60,7 @@ class Plan:
     eval_every: int | None = None  # evaluate every so many steps too, not only after an epoch
     batch: int | None = None  # per worker; None: the workload's own
     learning_rate: float | None = None  # the highest of the run; None: the workload's own
+    bucket_cap_mb: int | None = None  # of DDP
 
     def configs(self) -> list[Config]:
         """One Config per method and seed; errors that can be detected now are raised now."""
@@ -116,6 +117,7 @@ class Plan:
             modules=loaded_modules(),
             batch=self.batch,
             learning_rate=self.learning_rate,
+            bucket_cap_mb=self.bucket_cap_mb,
             kernel_latency=by_kernel,
         )
         identity = _identity(config)
@@ -161,6 +163,7 @@ def _identity(config: Config) -> dict[str, Any]:
         **{key: getattr(config, key) for key in (*asked, *length)},
         "epochs": config.planned_epochs,
         "expression": Method(config.spec).expression,
+        **({} if config.bucket_cap_mb is None else {"bucket_cap_mb": config.bucket_cap_mb}),
         "tersegrad": version.__version__,
         "torch": torch.__version__,
     }

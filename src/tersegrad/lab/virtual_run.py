@@ -46,6 +46,7 @@ class RunConfig:
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     threads: int = 1
     processes: int = 1  # that compute gradients
+    bucket_cap_mb: int | None = None
 
 
 class VirtualRun:
@@ -61,6 +62,7 @@ class VirtualRun:
             seed=config.seed,
             decisions=config.decisions,
             processes=config.processes,
+            bucket_cap_mb=config.bucket_cap_mb,
         )
         self._file, self._snapshot = Path(config.file), Path(config.file).with_suffix(".snapshot")
         self._until = None if config.until is None else Until.parse(config.until)

@@ -56,6 +56,7 @@ class Config:
     interface: str | None = None  # whose bytes the kernel counts, in a namespace
     batch: int | None = None  # per worker; None: the workload's own
     learning_rate: float | None = None  # the highest of the run; None: the workload's own
+    bucket_cap_mb: int | None = None  # of DDP
     modules: tuple[str, ...] = ()  # where methods come from that are not tersegrad's
     kernel_latency: bool = False  # the kernel itself delays packets (netem), so nothing is emulated in a namespace
     identity: dict[str, Any] | None = None  # everything that decides the result
@@ -119,7 +120,8 @@ class Trainer:
         self.compute_ms = self._time_compute(module)
         method = Method(config.spec)
         self.workload = method.adapt(self.workload)
-        self.model = DistributedDataParallel(module, gradient_as_bucket_view=True, **method.ddp_options())
+        options = {"bucket_cap_mb": config.bucket_cap_mb, **method.ddp_options()}
+        self.model = DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
         self.optimizer = self.workload.optimizer(self.model)
         self.handle: Handle | None = method.install(self.model, self.optimizer, config.link, config.timeout)
         self.epoch_steps = self.workload.steps(self.data, self.size)
