@@ -366,7 +366,7 @@ def test_what_is_not_finite_makes_no_body(bad, where):
         ({"chunk": 0}, "from 2 to"),
         ({"chunk": 2**21}, "from 2 to"),
         ({"chunk": 64.0}, "from 2 to"),
-        ({"chunk": "rows"}, "'row' or a number"),
+        ({"chunk": "rows"}, "'row', 'tensor' or a number"),
         ({"values": TopK(0.1)}, "would drop values"),
         ({"values": FFT()}, "would drop values"),
     ],

@@ -23,7 +23,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.kernels.ops import indices as bits
 
-__all__ = ["Plan", "decode", "encode", "max_nbytes", "plan"]
+__all__ = ["Plan", "decode", "encode", "encode_bitmap", "max_nbytes", "plan"]
 
 IMPLIED, BITMAP, GAPS = range(3)
 MAX_UNIVERSE = 2**31 - 1  # so that every index, and n itself, is an int32
@@ -96,6 +96,18 @@ def encode(indices: Tensor, universe: int, out: Tensor, planned: Plan | None = N
         return BITMAP, body.numel()
     kernels.on(indices).gap_encode(indices, planned.headers, body)
     return GAPS, body.numel()
+
+
+def encode_bitmap(indices: Tensor, universe: int, out: Tensor) -> tuple[int, int]:
+    """The same as a bitmap, whether that is the smallest form or not. The indices are not checked.
+
+    >>> out = torch.empty(125, dtype=torch.uint8)
+    >>> encode_bitmap(torch.tensor([3, 500, 501], dtype=torch.int32), 1000, out)
+    (1, 125)
+    """
+    body = out[: _bytes(universe)]
+    kernels.on(indices).bitmap_encode(indices, body)
+    return BITMAP, body.numel()
 
 
 def decode(form: int, body: Tensor, count: int, universe: int, out: Tensor) -> None:

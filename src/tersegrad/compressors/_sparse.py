@@ -79,11 +79,18 @@ class Selective(Pausing):
         return {"values": self.values.init(layout, seed)}
 
     def _packing(
-        self, selected: Selection, picked: Tensor, numel: int, state: State, universe: int | None = None
+        self,
+        selected: Selection,
+        picked: Tensor,
+        numel: int,
+        state: State,
+        universe: int | None = None,
+        bitmap: bool = False,
     ) -> Paused[Payload]:
         """The payload of these values for a vector of ``numel`` elements; non-finite if one of them is.
 
-        Positions index the vector, or another universe if one is given.
+        Positions index the vector, or another universe if one is given. They are sent in the smallest form, or as a
+        bitmap if one is asked for.
         """
         chosen, universe = selected.positions, numel if universe is None else universe
         plan = _indices.plan(chosen, universe)
@@ -93,10 +100,14 @@ class Selective(Pausing):
         )
         if found < 0 or not finite:
             return Payload.nonfinite(numel, state, picked.device)
-        capacity = padded(_indices.max_nbytes(chosen.numel(), universe)) + values.body.numel()
+        most = -(-universe // 8) if bitmap else _indices.max_nbytes(chosen.numel(), universe)
+        capacity = padded(most) + values.body.numel()
         meta = bytes(_META.size) + values.meta
         payload = Payload.empty(capacity, numel, state, chosen.device, meta)
-        form, nbytes = _indices.encode(chosen, universe, payload.body, replace(plan, bits=int(bits)))
+        if bitmap:
+            form, nbytes = _indices.encode_bitmap(chosen, universe, payload.body)
+        else:
+            form, nbytes = _indices.encode(chosen, universe, payload.body, replace(plan, bits=int(bits)))
         start = padded(nbytes)
         payload.body[nbytes:start].zero_()
         payload.body[start : start + values.body.numel()].copy_(values.body)

@@ -42,6 +42,12 @@ PRESETS = {
         "AllGather(PerTensor(FFT(theta=0.85)))",
         "the largest 15 % of each tensor's frequencies, in 10 bits",
     ),
+    "fft-paper": Preset(
+        PUBLISHED,
+        "AllGather(PerTensor(FFT(theta=0.85, values=RangeFloat(bits=10, mantissa=5, low=-1.0, high=1.0, "
+        "rounding='truncate'), rule='paper')))",
+        "each tensor's half spectrum as a whole, in float16; truncated 10-bit floats within [-1, 1], a bitmap",
+    ),
     "gradiveq": Preset(
         PAPERS,
         "GradiVeQ(slice_size=4096, loss=0.01, order='position', learning=TwoShot(QSGD(bits=4)))",

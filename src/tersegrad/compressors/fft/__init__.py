@@ -5,6 +5,7 @@ Wang et al., "FFT-based gradient sparsification for the distributed training of 
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.compressors._sparse import Selective, Sparse, require_int32
-from tersegrad.compressors.fft import fourier
+from tersegrad.compressors.fft import fourier, published
 from tersegrad.compressors.rangefloat import RangeFloat
 from tersegrad.compressors.sidco import SIDCo
 from tersegrad.compressors.topk import TopK
-from tersegrad.core import Compressor, Layout, Paused, Payload, State, Transformed, param, report, scratch
+from tersegrad.core import Compressor, Layout, Paused, Payload, State, Traits, Transformed, param, report, scratch
 
+RULES = ("ours", "paper")
 ROW = 32, 8192  # shortest and longest piece of whole rows
 NO_ROWS = 64  # length of pieces if a tensor has no rows, or no fast length fits its rows
 
@@ -30,23 +32,31 @@ class FFT(Selective, Transformed):
     of two numbers (``fourier.py``). Payloads are summed as spectra, and one inverse transform gives their mean.
 
     ``chunk="row"``: a piece is one filter of a convolution or one row of a matrix. Short rows are combined, long rows
-    are divided. A tensor without rows is split into pieces of 64 elements.
+    are divided. A tensor without rows is split into pieces of 64 elements. ``chunk="tensor"``: a piece is a tensor.
 
     ``order="channels_last"`` reads a filter of shape (channels, height, width) as (height, width, channels), so that
     the channels of one position are neighbours. It needs whole filters; matrices and vectors keep their order.
+
+    ``rule="paper"``: the vector is rounded to float16 and transformed as a whole, n elements have n // 2 + 1 bins, and
+    positions are sent as a bitmap (``published.py``).
     """
 
     examples: ClassVar[tuple[str, ...]] = (
         "FFT()",
         "FFT(0.95, chunk=64, values=Identity())",
         "FFT(0.9, select='sidco', order='channels_last')",
+        "FFT(0.7, chunk='tensor')",
+        "FFT(0.85, values=RangeFloat(10, mantissa=5, high=1.0, rounding='truncate'), rule='paper')",
     )
 
     theta: float = param(0.85, "fraction of bins not sent: higher => fewer bytes, coarser")
     values: Compressor = param(doc="codec of the numbers sent, two per bin", factory=lambda: RangeFloat(bits=10))
-    chunk: int | str = param("row", 'length of the pieces: "row", or a number; longer => blurs differences in scale')
+    chunk: int | str = param(
+        "row", 'length of the pieces: "row", "tensor" or a number; longer => blurs differences in scale'
+    )
     select: str = param("topk", '"topk": exactly the largest bins; "sidco": those above a fitted threshold')
     order: str = param("natural", 'of a filter: "natural", as in memory; "channels_last": position by position')
+    rule: str = param("ours", '"paper": one transform of all, in float16; positions as a bitmap')
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +69,16 @@ class FFT(Selective, Transformed):
         if self.order not in ("natural", "channels_last"):
             raise ValueError(f"FFT(order={self.order!r}): write 'natural' or 'channels_last'.")
         self._check_chunk()
+        self._check_rule()
+
+    def _check_rule(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"FFT(rule={self.rule!r}): the rules are {', '.join(map(repr, RULES))}.")
+        if self.rule == "paper" and (self.chunk, self.select, self.order) != ("row", "topk", "natural"):
+            raise ValueError(
+                f"FFT(chunk={self.chunk!r}, select={self.select!r}, order={self.order!r}, rule='paper'): the paper "
+                "transforms the vector as a whole and selects exactly. Leave out chunk, select and order."
+            )
 
     def _check_chunk(self) -> None:
         if self.chunk == "row":
@@ -67,15 +87,22 @@ class FFT(Selective, Transformed):
             raise ValueError(
                 f"FFT(chunk={self.chunk!r}, order={self.order!r}): only whole filters are reordered. Write chunk='row'."
             )
+        if self.chunk == "tensor":
+            return
         if type(self.chunk) is not int or not 2 <= self.chunk <= fourier.LONGEST:
             raise ValueError(
-                f"FFT(chunk={self.chunk!r}): the length of a piece is 'row' or a number from 2 to {fourier.LONGEST}."
+                f"FFT(chunk={self.chunk!r}): the length of a piece is 'row', 'tensor' or a number from 2 to "
+                f"{fourier.LONGEST}."
             )
         if not fourier.is_fast(self.chunk):
             raise ValueError(
                 f"FFT(chunk={self.chunk}): transforms are fast at even lengths without prime factors above "
                 f"{fourier.PRIMES[-1]}. Write e.g. chunk={fourier.fast_at_most(max(2, self.chunk))}."
             )
+
+    def traits(self) -> Traits:
+        """Rounding to float16 may leave more than there was of the smallest numbers."""
+        return super().traits() if self.rule == "ours" else Traits(contracts=False)
 
     @property
     def _selector(self) -> Sparse:
@@ -99,16 +126,17 @@ class FFT(Selective, Transformed):
                 runs = fourier.split_pieces(0, numel + numel % 2, self.chunk)
             else:
                 shapes = [tensor["shape"] for tensor in state["tensors"].values()]
-                runs = split_rows(shapes, turn=self.order == "channels_last")
+                whole = self.chunk == "tensor"
+                runs = split_tensors(shapes) if whole else split_rows(shapes, turn=self.order == "channels_last")
             state["_runs"] = runs
         return runs
 
     def encoding(self, x: Tensor, state: State) -> Paused[Payload]:
         require_int32(x)
-        numel, bins = x.numel(), -(-x.numel() // 2)
-        spectrum = scratch(state, "domain", self.domain(numel), torch.float32, x.device)
+        numel, bins = x.numel(), self.domain(x.numel()) // 2
+        spectrum = scratch(state, "domain", 2 * bins, torch.float32, x.device)
         magnitudes = scratch(state, "magnitudes", bins, torch.float32, x.device)
-        if not (yield from fourier.forward(x, self._runs(numel, state), spectrum, magnitudes)):
+        if not (yield from self._forward(x, spectrum, magnitudes, state)):
             return Payload.nonfinite(numel, state, x.device)
         selected = yield from self._selector.selecting(magnitudes, state["selector"])
         assert selected is not None, "the magnitudes of a finite vector are finite"
@@ -116,20 +144,29 @@ class FFT(Selective, Transformed):
         report(state, sent=min(2 * chosen.numel(), numel), of=numel)
         picked = scratch(state, "picked", 2 * chosen.numel(), torch.float32, x.device)
         kernels.on(x).gather_pairs(spectrum, chosen, picked)
-        return (yield from self._packing(selected, picked, numel, state, universe=bins))
+        return (yield from self._packing(selected, picked, numel, state, bins, bitmap=self.rule == "paper"))
+
+    def _forward(self, x: Tensor, spectrum: Tensor, magnitudes: Tensor, state: State) -> Paused[bool]:
+        if self.rule == "paper":
+            return published.forward(x, spectrum, magnitudes, state)
+        return fourier.forward(x, self._runs(x.numel(), state), spectrum, magnitudes)
 
     def domain(self, numel: int) -> int:
         """Two numbers per bin."""
-        return numel + numel % 2
+        return published.domain(numel) if self.rule == "paper" else numel + numel % 2
 
     def inverse(self, acc: Tensor, out: Tensor, state: State, subtract: bool = False) -> None:
         """One inverse transform, however many payloads were summed."""
-        fourier.inverse(acc, self._runs(out.numel(), state), out, subtract)
+        if self.rule == "paper":
+            published.inverse(acc, out, subtract)
+        else:
+            fourier.inverse(acc, self._runs(out.numel(), state), out, subtract)
 
     def decode_add(self, payload: Payload, acc: Tensor, scale: float) -> None:
         """``acc[bins] += scale * values``, O(number sent); the whole payload is checked before ``acc`` changes."""
-        chosen, values = self._unpack(payload, acc.numel() // 2, each=2)
-        kernels.on(acc).scatter_add_pairs(acc, chosen, values, scale)
+        bins = acc.numel() // 2
+        chosen, values = self._unpack(payload, bins, each=2)
+        kernels.on(acc).scatter_add_pairs(acc[: 2 * bins], chosen, values, scale)
 
 
 def piece_of_rows(row: int) -> int:
@@ -166,3 +203,16 @@ def split_rows(shapes: list[list[int]], turn: bool) -> list[fourier.Run]:
             runs += fourier.split_pieces(start, end, length or NO_ROWS, math.prod(shape[2:]) if turn and length else 1)
             start = end
     return runs
+
+
+def split_tensors(shapes: list[list[int]]) -> list[fourier.Run]:
+    """Every tensor in one piece; one that begins at an odd position begins one element earlier.
+
+    >>> [(run.start, run.length) for run in split_tensors([[20], [3], [1], [5, 7]])]
+    [(0, 20), (20, 2), (22, 2), (24, 36)]
+    """
+    ends = [0]
+    for shape in shapes:
+        ends.append(ends[-1] + math.prod(shape))
+    ends = [end - end % 2 for end in ends[:-1]] + [ends[-1] + ends[-1] % 2]
+    return [fourier.Run(start, 1, stop - start) for start, stop in pairwise(ends) if stop > start]

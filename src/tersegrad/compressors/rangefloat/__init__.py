@@ -31,6 +31,9 @@ class RangeFloat(Pausing):
     The default range is [-max|x|, max|x|] of each vector. The default mantissa is the one with the smallest squared
     error on a sample of the vector. It is chosen on the first vector, and again every 64 vectors or when max|x| has
     changed by a factor of two since.
+
+    ``eps`` is the smallest magnitude above zero. By default it is the smallest for which the codes suffice; a larger
+    one leaves codes unused. It takes a given range and mantissa.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -38,6 +41,7 @@ class RangeFloat(Pausing):
         "RangeFloat(10, mantissa=5, rounding='truncate')",
         "RangeFloat(3)",
         "RangeFloat(6, low=-0.5, high=2.0)",
+        "RangeFloat(8, mantissa=3, high=2.0, rounding='truncate', eps=0.125)",
         "TopK(0.1, values=RangeFloat(8))",
     )
 
@@ -48,6 +52,7 @@ class RangeFloat(Pausing):
     rounding: str = param(
         "nearest", '"nearest"; or "truncate", as in the paper: towards zero, which shrinks all magnitudes a little'
     )
+    eps: float | None = param(None, "smallest magnitude above zero; None: as small as the codes allow")
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or not 2 <= self.bits <= 16:
@@ -61,6 +66,28 @@ class RangeFloat(Pausing):
         if self.rounding not in ("nearest", "truncate"):
             raise ValueError(f'RangeFloat(rounding={self.rounding!r}): write "nearest" or "truncate".')
         self._check_range()
+        if self.eps is not None:
+            self._check_eps(self.eps)
+
+    def _check_eps(self, eps: float) -> None:
+        ends, m = self._range, self.mantissa
+        if ends is None or m is None:
+            raise ValueError(
+                f"RangeFloat(eps={eps!r}): the codes between eps and the ends are counted beforehand. "
+                "Give mantissa and high too, e.g. RangeFloat(8, mantissa=3, high=2.0, eps=0.125)."
+            )
+        if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps <= max(-ends[0], ends[1]):
+            raise ValueError(
+                f"RangeFloat(eps={eps!r}): eps is positive, and within the range from {ends[0]} to {ends[1]}."
+            )
+        try:
+            codes.with_eps(self.bits, m, *ends, eps, self._nearest)
+        except ValueError:
+            least = codes.fit(self.bits, m, *ends, self._nearest).eps
+            raise ValueError(
+                f"RangeFloat(bits={self.bits}, mantissa={m}, eps={eps!r}): there are too few codes from there to the "
+                f"ends of the range. Write eps={least!r} or more, or leave it out."
+            ) from None
 
     def _check_range(self) -> None:
         for name, end, sign in (("low", self.low, -1), ("high", self.high, 1)):
@@ -102,13 +129,18 @@ class RangeFloat(Pausing):
             return Payload.nonfinite(x.numel(), state, x.device)
         ends = ends or (-largest, largest)
         mantissa = (yield from self._chosen(x, ends, largest, state)) if mantissa is None else mantissa
-        layout = codes.fit(self.bits, mantissa, *ends, self._nearest)
+        layout = self._layout(mantissa, ends)
         nbytes, meta = packed_nbytes(x.numel(), self.bits), codes.layout_meta(layout)
         payload = Payload.empty(nbytes, x.numel(), state, x.device, meta)
         finite = codes.encode(x, layout, self._nearest, payload.body)
         if not depends:
             (finite,) = yield (finite,)
         return payload if depends or finite else Payload.nonfinite(x.numel(), state, x.device)
+
+    def _layout(self, mantissa: int, ends: tuple[float, float]) -> codes.Layout:
+        if self.eps is None:
+            return codes.fit(self.bits, mantissa, *ends, self._nearest)
+        return codes.with_eps(self.bits, mantissa, *ends, self.eps, self._nearest)
 
     def _chosen(self, x: Tensor, ends: tuple[float, float], largest: float, state: State) -> Paused[int]:
         mantissa, calls, tuned_at = state["mantissa"], state["calls"], state["tuned_at"]

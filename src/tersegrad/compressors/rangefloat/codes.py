@@ -51,13 +51,13 @@ def fit(bits: int, mantissa: int, low: float, high: float, nearest: bool = False
     return _counted(bits, mantissa, max(base, 1), low, high, nearest)
 
 
-def with_eps(bits: int, mantissa: int, low: float, high: float, eps: float) -> Layout:
+def with_eps(bits: int, mantissa: int, low: float, high: float, eps: float, nearest: bool = False) -> Layout:
     """The layout with a given eps (truncated to the mantissa); ValueError if there are too few codes for it.
 
     >>> with_eps(8, 3, -2.0, 2.0, 0.125)
     Layout(bits=8, mantissa=3, base=992, positives=33, negatives=33)
     """
-    return _counted(bits, mantissa, _top(eps, mantissa, False), low, high, False)
+    return _counted(bits, mantissa, _top(eps, mantissa, False), low, high, nearest)
 
 
 def _counted(bits: int, mantissa: int, base: int, low: float, high: float, nearest: bool) -> Layout:
