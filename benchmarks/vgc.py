@@ -53,7 +53,7 @@ class Ours:
         memory["_back_variance"] = variance = back_buffer(memory, "variance")
         self.state["_back_residual"] = total = back_buffer(self.state, "residual")
         torch.add(self.state["residual"], self.gradients[0], out=total)
-        self.sent = vgc._select(self.now, total, self.offsets, variance, memory)
+        self.sent = vgc._select(self.now, total, self.offsets, variance, memory).sent
 
     def encode(self) -> None:
         self.select()

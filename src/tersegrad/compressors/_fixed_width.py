@@ -68,6 +68,17 @@ def _sections(compressor: FixedWidth, payload: Payload) -> dict[str, int]:
     return {"groups": padded(len(payload.meta)) + payload.body.numel() - codes, "codes": codes}
 
 
+def codes_below(codec: FixedWidth, values: Tensor, groups: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """``codec.to_codes``, as if the last value of each group were ``largest``, whose own code is left out."""
+    group = torch.arange(groups.numel(), device=values.device)
+    at = torch.arange(values.numel(), device=values.device) + group.repeat_interleave(groups)
+    extended = values.new_empty(values.numel() + groups.numel())
+    extended[at] = values
+    extended[groups.cumsum(0) + group] = largest
+    codes, numbers = codec.to_codes(extended, groups + 1)
+    return codes[at], numbers
+
+
 def group_lengths(positions: Tensor, offsets: Tensor) -> Tensor:
     """How many of the positions (ascending) lie between each two consecutive offsets.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors._fixed_width import FixedWidth
+from tersegrad.compressors._fixed_width import FixedWidth, codes_below
 from tersegrad.kernels.ops import FAINT
 
 
@@ -38,9 +38,11 @@ class Pow2(FixedWidth):
         return values
 
 
-def faint(values: Tensor, groups: Tensor) -> Tensor:
-    """Positions of values that underflow: more than 7 binades below their group's largest, or denormal."""
-    codes = torch.empty(values.numel(), dtype=torch.uint8, device=values.device)
-    exponents = torch.empty(groups.numel(), dtype=torch.int8, device=values.device)
-    (count,) = kernels.read(kernels.on(values).power_encode(values, groups, exponents, codes))
-    return (codes >= FAINT).nonzero().flatten() if count else codes.new_empty(0, dtype=torch.int64)
+def faint(values: Tensor, groups: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Positions of values that underflow: more than 7 binades below their group's largest, or denormal.
+
+    ``largest``: of each group, if it is not among the values.
+    """
+    codec = Pow2()
+    codes, _ = codec.to_codes(values, groups) if largest is None else codes_below(codec, values, groups, largest)
+    return (codes >= FAINT).nonzero().flatten()

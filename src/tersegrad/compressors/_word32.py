@@ -11,6 +11,7 @@ from torch import Tensor
 from tersegrad import kernels
 from tersegrad.compressors._fixed_width import (
     FixedWidth,
+    codes_below,
     group_lengths,
     lengths_meta,
     put_numbers,
@@ -20,16 +21,28 @@ from tersegrad.compressors._fixed_width import (
 from tersegrad.core import Payload, State, padded
 
 
-def pack(codec: FixedWidth, picked: Tensor, positions: Tensor, offsets: Tensor, numel: int, state: State) -> Payload:
-    """The payload of values picked at ascending positions of a vector; its groups begin at these offsets."""
+def pack(
+    codec: FixedWidth,
+    picked: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    numel: int,
+    state: State,
+    largest: Tensor | None = None,
+) -> Payload:
+    """The payload of values picked at ascending positions of a vector; its groups begin at these offsets.
+
+    ``largest``: a magnitude for each group that counts as one of its values, for codes relative to their group's
+    largest.
+    """
     sizes = offsets.diff()
-    largest = 1 << (32 - codec.bits)
-    if int(sizes.max()) > largest:
+    room = 1 << (32 - codec.bits)
+    if int(sizes.max()) > room:
         raise ValueError(
-            f"a tensor of more than {largest} elements has indices that do not fit beside {codec.bits} bits."
+            f"a tensor of more than {room} elements has indices that do not fit beside {codec.bits} bits."
         )
     groups = group_lengths(positions, offsets)
-    codes, numbers = codec.to_codes(picked, groups)
+    codes, numbers = codec.to_codes(picked, groups) if largest is None else codes_below(codec, picked, groups, largest)
     within = positions.to(torch.int64) - offsets[:-1].repeat_interleave(groups)
     words = ((codes.to(torch.int64) << (32 - codec.bits)) | within).to(torch.uint32).view(torch.uint8)
     meta = lengths_meta(groups) + sizes.to("cpu", torch.int64).numpy().tobytes()

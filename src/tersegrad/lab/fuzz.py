@@ -81,7 +81,7 @@ def codecs() -> dict[str, Compressor]:
     """Every registered compressor's examples, and the private codecs of reducers."""
     classes = [cls for cls in registry().values() if issubclass(cls, Compressor)]
     found = [parse(text) for cls in classes for text in cls.examples or (f"{cls.__name__}()",)]
-    private = ("VGC()", "VGC(tau=0.1)", "VGC(layout='words')", "VGC(tau=0.1, layout='words')")
+    private = ("VGC()", "VGC(tau=0.1)", "VGC(layout='words')", "VGC(tau=0.1, rule='paper')")
     found += [parse(text)._exchange.compressor for text in private]  # type: ignore[attr-defined]
     return {repr(codec): codec for codec in found if isinstance(codec, Compressor)}
 

@@ -37,6 +37,11 @@ PRESETS = {
         "SIDCo-E by the authors' own rule: fixed shares, stages adapted every 5 steps, nothing else holds the count",
     ),
     "vgc": Preset(PAPERS, "ErrorFeedback(VGC(alpha=1.5))", "an element when its samples agree; the rest waits"),
+    "vgc-paper": Preset(
+        PUBLISHED,
+        "ErrorFeedback(VGC(alpha=1.5, rule='paper'))",
+        "VGC as printed: 32-bit words, powers below the tensor's largest, all that passes the test leaves the residual",
+    ),
     "fft": Preset(
         PAPERS,
         "AllGather(PerTensor(FFT(theta=0.85)))",
