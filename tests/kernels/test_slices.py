@@ -1,5 +1,7 @@
 """Slicing kernels of all backends agree with the torch reference, bit for bit; torch's own permute is its oracle."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -102,7 +104,7 @@ def test_some_of_the_rows(kernel, filters, depth, positions, by_position):
     kernel.to_slices(x, whole, *layout)
     count, left = x.numel() // row, x.clone()
     ends = sorted({0, count // 3, count // 3 + 1, count})
-    for first, last in zip(ends, ends[1:], strict=False):
+    for first, last in pairwise(ends):
         here = slice(row * first, row * last)
         kernel.to_slices(x, parts[here], *layout, first)
         kernel.from_slices(parts[here], torch.zeros_like(parts[here]), back, *layout, first=first)

@@ -9,7 +9,6 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from support.cases import cases
-from tersegrad import specs
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.compressors import BF16, QSGD, Identity, TopK
