@@ -8,11 +8,12 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from support import simulate_cases
 from support.cases import cases
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.compressors import BF16, QSGD, Identity, TopK
-from tersegrad.core import Layout, Step, reduce, state
+from tersegrad.core import Layout, Step, idle, reduce, state
 from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, Ring, TwoShot
 from tersegrad.reducers.gradiveq import fitting, pca
 from tersegrad.reducers.gradiveq.slices import slicing
@@ -541,3 +542,32 @@ def test_bad_parameters(arguments, said):
 def test_a_compressor_is_not_a_reducer():
     with pytest.raises(TypeError, match=r"learning must be a reducer.*Write e.g. learning=TwoShot"):
         GradiVeQ(learning=BF16())
+
+
+# ---- what it will not compress ---------------------------------------------------------------------
+
+
+@cases(
+    "reducer shapes said",
+    [
+        (GradiVeQ(), [(64, 32, 3, 3), (64,)], None),
+        (GradiVeQ(), [(64, 128), (64,)], "Write linear=True"),
+        (GradiVeQ(linear=True), [(64, 128), (64,)], None),
+        (GradiVeQ(linear=True), [(5000, 128)], "more rows than slice_size=1024"),
+        (GradiVeQ(), [(4, 4, 3, 3)], "too small"),
+        (GradiVeQ(rule="paper"), [(64, 128)], "Write rule='ours', linear=True"),
+        (ErrorFeedback(GradiVeQ()), [(64, 128)], "Write linear=True"),
+        (ErrorFeedback(Dense()), [(64, 128)], None),
+    ],
+)
+def test_it_says_why_it_would_compress_nothing(reducer, shapes, said):
+    why = idle(reducer, shapes)
+    assert why is None if said is None else said in why
+
+
+def test_attaching_to_a_model_without_convolutions_warns(caplog):
+    simulation = simulate_cases.virtual("GradiVeQ(warmup=0, learn=3, compress=9)", 2, 1)
+    simulation.close()
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert "compresses nothing of this model" in said[0]

@@ -22,6 +22,7 @@ from tersegrad.core import (
     Step,
     Vector,
     added,
+    idle,
     nothing_left,
     param,
     phases,
@@ -291,3 +292,17 @@ def _refuse_tensors(state: State, spec: Reducer) -> None:
 def _phases(reducer: GradiVeQ) -> list[Reducer]:
     """A variant that learns within a few steps and then compresses with any basis."""
     return [reducer, replace(reducer, warmup=0, learn=3, compress=2, worst=None, samples=1 << 16)]
+
+
+@idle.register
+def _idle(reducer: GradiVeQ, shapes: list[tuple[int, ...]]) -> str | None:
+    """If the model has no layer that it splits."""
+    if any(reducer.slicing(shape) is not None for shape in shapes):
+        return None
+    if reducer.rule == "paper":
+        return (
+            "no tensor is a convolution with at most slice_size filters times channels. Write rule='ours', linear=True"
+        )
+    if not reducer.linear and any(replace(reducer, linear=True).slicing(shape) is not None for shape in shapes):
+        return "there are no convolutions. Write linear=True to compress matrices too"
+    return f"every layer is too small (tiny={reducer.tiny}) or has more rows than slice_size={reducer.slice_size}"
