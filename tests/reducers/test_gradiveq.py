@@ -8,13 +8,13 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from support import simulate_cases
 from support.cases import cases
-from tersegrad import specs
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.compressors import BF16, QSGD, Identity, TopK
-from tersegrad.core import Layout, Step, reduce, state
-from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, TwoShot
+from tersegrad.core import Layout, Step, idle, reduce, state
+from tersegrad.reducers import AllGather, AllReduce, Dense, GradiVeQ, Ring, TwoShot
 from tersegrad.reducers.gradiveq import fitting, pca
 from tersegrad.reducers.gradiveq.slices import slicing
 from tersegrad.testing import reducers, runs
@@ -364,6 +364,10 @@ WAYS = {
     "gathered coefficients": {"coefficients": AllGather(QSGD(bits=8))},
     "half coefficients": {"coefficients": AllReduce(BF16())},
     "sparse coefficients": {"coefficients": AllGather(TopK(0.5))},
+    "pipelined ring": {"coefficients": Ring(Identity())},
+    "pipelined ring in one piece": {"coefficients": Ring(Identity(), pieces=1), "basis": "slice"},
+    "pipelined ring of halves": {"coefficients": Ring(BF16())},
+    "ring of finished coefficients": {"coefficients": Ring(QSGD(bits=8))},
     "both": {"learning": TwoShot(QSGD(bits=4)), "coefficients": TwoShot(QSGD(bits=8))},
 }
 
@@ -518,6 +522,10 @@ def test_compressed_steps_allocate_nothing_of_gradient_size():
         ({"tiny": -1}, "from 0 on"),
         ({"loss": 1.0}, "at least 0 and below 1"),
         ({"basis": "slices"}, "'layer' or 'slice'"),
+        ({"basis": 0, "rule": "paper"}, "a number of slices"),
+        ({"basis": 3}, "Write rule='paper' too"),
+        ({"rule": "papers"}, "'ours' or 'paper'"),
+        ({"vote": 0.0}, "above 0.0, or None"),
         ({"order": "filter"}, "'position' or 'channel'"),
         ({"worst": 0.0}, "above 0.0"),
         ({"drift": 1.0}, "above 1.0, or None"),
@@ -536,11 +544,30 @@ def test_a_compressor_is_not_a_reducer():
         GradiVeQ(learning=BF16())
 
 
-def test_the_papers_configuration_can_be_written():
-    text = (
-        "GradiVeQ(slice_size=768, loss=0.01, order='position', samples=1, worst=None, drift=None, "
-        "learning=AllGather(QSGD(bits=4)))"
-    )
-    reducer = specs.parse(text)
-    assert (reducer.loss, reducer.learn, reducer.compress, reducer.warmup) == (0.01, 100, 400, 2500)
-    assert reducer.fitted == 100
+# ---- what it will not compress ---------------------------------------------------------------------
+
+
+@cases(
+    "reducer shapes said",
+    [
+        (GradiVeQ(), [(64, 32, 3, 3), (64,)], None),
+        (GradiVeQ(), [(64, 128), (64,)], "Write linear=True"),
+        (GradiVeQ(linear=True), [(64, 128), (64,)], None),
+        (GradiVeQ(linear=True), [(5000, 128)], "more rows than slice_size=1024"),
+        (GradiVeQ(), [(4, 4, 3, 3)], "too small"),
+        (GradiVeQ(rule="paper"), [(64, 128)], "Write rule='ours', linear=True"),
+        (ErrorFeedback(GradiVeQ()), [(64, 128)], "Write linear=True"),
+        (ErrorFeedback(Dense()), [(64, 128)], None),
+    ],
+)
+def test_it_says_why_it_would_compress_nothing(reducer, shapes, said):
+    why = idle(reducer, shapes)
+    assert why is None if said is None else said in why
+
+
+def test_attaching_to_a_model_without_convolutions_warns(caplog):
+    simulation = simulate_cases.virtual("GradiVeQ(warmup=0, learn=3, compress=9)", 2, 1)
+    simulation.close()
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert "compresses nothing of this model" in said[0]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from support.cases import cases
-from tersegrad.reducers.gradiveq.slices import SHARED, slicing
+from tersegrad.reducers.gradiveq.slices import SHARED, published_slicing, slicing
 
 MODULES = {
     "conv1d": nn.Conv1d(6, 8, 5),
@@ -112,3 +112,27 @@ def test_matrices_only_if_asked_for():
     assert slicing((64, 128), 4096, linear=True).length == 64 * 32
     assert slicing((64,), 4096, linear=True) is None
     assert slicing((0, 3, 3, 3), 4096) is None
+
+
+@every_module
+def test_published_slices_are_whole_positions(module):
+    shape = tuple(module.weight.shape)
+    filters, depth, positions = shape[0], shape[1], math.prod(shape[2:])
+    pieces = published_slicing(shape, 4096)
+    if filters * depth > 4096:
+        assert pieces is None
+        return
+    assert pieces.length % (filters * depth) == 0
+    assert pieces.length * pieces.count == math.prod(shape)
+    x = random(shape)
+    flat = x.view(filters, depth, positions).permute(2, 1, 0).reshape(pieces.count, pieces.length)
+    assert torch.equal(pieces.split(x, torch.empty_like(x)), flat)
+
+
+def test_published_slices_of_known_layers():
+    assert published_slicing((16, 16, 3, 3), 4096).length == 768
+    assert published_slicing((16, 16, 3, 3), 767).length == 256
+    assert published_slicing((64, 64, 3, 3), 4096).count == 9
+    assert published_slicing((16, 3, 3, 3), 4096).length == 144
+    assert published_slicing((512, 512, 3, 3), 4096) is None
+    assert published_slicing((100, 64), 4096) is None

@@ -236,3 +236,14 @@ def phases(reducer: Reducer) -> list[Reducer]:
 @phases.register
 def _phases_of_inner(reducer: Wrapper) -> list[Reducer]:
     return [replace(reducer, inner=inner) for inner in phases(reducer.inner)]  # type: ignore[type-var]
+
+
+@singledispatch
+def idle(reducer: Reducer, shapes: list[tuple[int, ...]]) -> str | None:
+    """Why it will send all tensors of these shapes uncompressed, and what to write instead; None if it will not."""
+    return None
+
+
+@idle.register
+def _idle_inner(reducer: Wrapper, shapes: list[tuple[int, ...]]) -> str | None:
+    return idle(reducer.inner, shapes)

@@ -8,6 +8,7 @@ threads meet here, and every method that is not for the host's thread alone says
 - gloo's: completes the buckets of uncompressed steps.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
@@ -18,7 +19,7 @@ from torch import Tensor
 from tersegrad.comm.metered import Metered
 from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.traffic import all_reduce_traffic
-from tersegrad.core import Reducer, needs_of, version
+from tersegrad.core import Reducer, idle, needs_of, version
 from tersegrad.engine import checkpoint, replicas
 from tersegrad.engine.bookkeeping import Bookkeeping
 from tersegrad.engine.buckets import BucketStore
@@ -34,6 +35,8 @@ from tersegrad.engine.worker import Worker
 from tersegrad.reducers.dense import Dense
 
 T = TypeVar("T")
+
+_log = logging.getLogger("tersegrad")
 
 
 class Engine:
@@ -98,6 +101,9 @@ class Engine:
         self._books = Bookkeeping(self.spec, self._store, self._reassembly, self._comm, self._numel)
         mine = f"tersegrad {version.__version__}, {self.spec!r}, {numel} parameters"
         self._worker.call(lambda: self._peers.agree(mine), together=True)
+        why = idle(self.spec, list(shapes.values()))
+        if why is not None and self._comm.rank == 0:
+            _log.warning("%r compresses nothing of this model: %s.", self.spec, why)
 
     def _doing(self) -> Doing:
         """On the reporter's thread."""

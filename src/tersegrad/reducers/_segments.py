@@ -116,6 +116,12 @@ class Segment:
         """The largest number of bytes of a frame of this segment."""
         return frames.max_frame_nbytes(self.step.layout) if self.numel else 0
 
+    def fill(self) -> None:
+        """Make ``x``; there is nothing to do where it holds the gradient itself."""
+
+    def empty(self) -> None:
+        """Use ``out``, which has just been decoded; there is nothing to do where it is the mean itself."""
+
     def encode(self) -> Payload:
         """The payload of ``x``."""
         if self.numel:

@@ -5,6 +5,7 @@ form: Yu et al., "GradiVeQ", NeurIPS 2018.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -71,20 +72,37 @@ class Ring(Reducer):
         """n hops that add, then n that pass the totals on; the pieces of a segment are pipelined."""
         x = added(x)
         segments = self._segmentation(step.layout, comm).segments(step, x, out, state, self.fingerprint())
-        lanes = [_Lane(f"lane {i}", segments[i :: self.pieces], comm, out is not x) for i in range(self.pieces)]
-        for hop in range(comm.size):
-            for lane in lanes:
-                lane.add(hop)
-        for hop in range(comm.size):
-            for lane in lanes:
-                lane.pass_on(hop)
+        go_round(segments, self.pieces, comm, keeps_rest=out is not x)
         return nothing_left
+
+
+def go_round(
+    segments: Sequence[Segment], pieces: int, comm: Comm, keeps_rest: bool, between: Callable[[], None] = nothing_left
+) -> None:
+    """All segments once round the ring to be added up, and once more to be passed on.
+
+    Args:
+        segments: ``pieces`` for every worker, in the order of the bucket. Each is filled when its first hop here is
+            due, while the segment before travels; and emptied when its total is decoded, while the next one arrives.
+        pieces: How many segments are under way at a time.
+        comm: The ring.
+        keeps_rest: Leave in ``x`` what was not sent.
+        between: Called when all segments are filled, before totals are passed on.
+    """
+    lanes = [_Lane(f"lane {i}", segments[i::pieces], comm, keeps_rest) for i in range(pieces)]
+    for hop in range(comm.size):
+        for lane in lanes:
+            lane.add(hop)
+    between()
+    for hop in range(comm.size):
+        for lane in lanes:
+            lane.pass_on(hop)
 
 
 class _Lane:
     """One piece of every segment, going round the ring."""
 
-    def __init__(self, name: str, segments: list[Segment], comm: Comm, keeps_rest: bool):
+    def __init__(self, name: str, segments: Sequence[Segment], comm: Comm, keeps_rest: bool):
         self.name = name
         self.segments = segments
         self.comm = comm
@@ -95,6 +113,7 @@ class _Lane:
     def add(self, hop: int) -> None:
         """Add this worker's part to the segment that started ``hop`` workers before, and send it on."""
         segment = self._segment(-hop)
+        segment.fill()
         mine = _mine(segment, self.comm)  # encoded while the partial sum is in flight
         received = self._receive(segment) if hop else None
         self._payload = mine.plus(received)
@@ -110,6 +129,7 @@ class _Lane:
         if hop < self.comm.size - 1:
             self._send(payload.frame() if hop and segment.numel else segment.seal(payload), self._segment(-hop))
         segment.decode(payload, _previous(self.comm) if hop else self.comm.rank)
+        segment.empty()
 
     def _segment(self, place: int) -> Segment:
         return self.segments[(self.comm.rank + place) % self.comm.size]

@@ -55,8 +55,13 @@ PRESETS = {
     ),
     "gradiveq": Preset(
         PAPERS,
-        "GradiVeQ(slice_size=4096, loss=0.01, order='position', learning=TwoShot(QSGD(bits=4)))",
-        "slices of convolutions in a learnt basis, summed in it",
+        "ErrorFeedback(GradiVeQ(learn=60, compress=240, warmup=20, learning=TwoShot(QSGD(bits=4)), linear=True))",
+        "slices of convolutions and matrices in a learnt basis, summed in it, with error feedback",
+    ),
+    "gradiveq-paper": Preset(
+        PUBLISHED,
+        "GradiVeQ(slice_size=4096, loss=0.01, learning=Ring(QSGD(bits=4)), rule='paper')",
+        "GradiVeQ as published: first slice, every worker fits, pipelined ring; uncompressed for 2,500 steps",
     ),
     "topk": Preset(
         SPARSE, "ErrorFeedback(AllGather(TopK(ratio=0.01)))", "the largest 1 % of each bucket, with error feedback"

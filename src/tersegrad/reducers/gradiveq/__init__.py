@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from tersegrad.compressors.cast import Cast
+from tersegrad.compressors.identity import Identity
 from tersegrad.core import (
     Comm,
     Finish,
@@ -20,6 +22,7 @@ from tersegrad.core import (
     Step,
     Vector,
     added,
+    idle,
     nothing_left,
     param,
     phases,
@@ -30,10 +33,11 @@ from tersegrad.core import (
     staged,
 )
 from tersegrad.reducers.dense import Dense
-from tersegrad.reducers.gradiveq import fitting
+from tersegrad.reducers.gradiveq import fitting, published
 from tersegrad.reducers.gradiveq.layer import COMPRESS, LEARN, REFUSED, WARM_UP, Layer, drifted
 from tersegrad.reducers.gradiveq.message import reduce_learners, reduce_packed
-from tersegrad.reducers.gradiveq.slices import Slicing, slicing
+from tersegrad.reducers.gradiveq.slices import Slicing, published_slicing, slicing
+from tersegrad.reducers.ring import Ring
 
 HELD_OUT = 0.2  # share of the samples that validate the basis
 LOOKS = 40  # measurements of the loss in one compressed phase
@@ -59,6 +63,8 @@ class GradiVeQ(Reducer):
         "GradiVeQ(warmup=0, learn=2, compress=9, learning=TwoShot(QSGD(bits=4)), coefficients=TwoShot(QSGD(bits=8)), "
         "basis='slice', worst=None, linear=True)",
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
+        "GradiVeQ(warmup=0, learn=3, compress=9, coefficients=Ring(Identity()), worst=None, linear=True, tiny=0)",
+        "GradiVeQ(warmup=0, learn=2, compress=9, learning=Ring(QSGD(bits=4)), basis=2, vote=0.9, rule='paper')",
     )
 
     slice_size: int = param(1024, "largest K: longer slices => fewer bytes, more work and memory (K d)")
@@ -66,7 +72,9 @@ class GradiVeQ(Reducer):
     learn: int = param(100, "L_t, steps whose means are samples: more => a better basis, more uncompressed steps")
     compress: int = param(400, "L_c, steps between two learning phases: more => fewer bytes, a staler basis")
     warmup: int = param(2500, "uncompressed steps before the first learning phase")
-    basis: str = param("layer", 'one per "layer", or one per "slice": d times the layer\'s memory, and few samples')
+    basis: str | int = param(
+        "layer", 'one per "layer" or "slice" (more memory, fewer samples); a number: of slices, with rule="paper"'
+    )
     order: str = param("channel", 'a slice is whole input "channel"s, or whole kernel "position"s, as in the paper')
     learning: Reducer = param(doc="reducer of layers while they learn; quantised => fewer bytes", factory=Dense)
     coefficients: Reducer = param(doc="reducer of the coefficients", factory=Dense)
@@ -77,12 +85,18 @@ class GradiVeQ(Reducer):
     samples: int = param(1 << 22, "floats kept per layer while it learns: fewer => less memory, fewer slices sampled")
     linear: bool = param(False, "True: matrices too (beyond the paper)")
     tiny: int = param(1024, "layers of fewer elements are not compressed")
+    vote: float | None = param(
+        None, "learn early when most workers lose more than this share of their gradient's energy, instead of drift"
+    )
+    rule: str = param(
+        "ours", '"paper": as published: first slice, no judge, every worker fits, pipelined ring; ignores 5 parameters'
+    )
 
     def __post_init__(self) -> None:
         for name in ("learning", "coefficients"):
             require(self, name, Reducer, f"Write e.g. {name}=TwoShot(QSGD(bits=8)).")
             self._refuse_memory(name)
-        least = 2 if self.worst is None else 3
+        least = 3 if self.judges else 2
         bounds = {"slice_size": 1, "learn": least, "compress": 1, "warmup": 0, "samples": 1, "tiny": 0}
         for name, smallest in bounds.items():
             value = getattr(self, name)
@@ -90,13 +104,26 @@ class GradiVeQ(Reducer):
                 raise ValueError(f"GradiVeQ({name}={value!r}): give a whole number from {smallest} on.")
         if not 0 <= self.loss < 1:
             raise ValueError(f"GradiVeQ(loss={self.loss!r}): a share of the energy, at least 0 and below 1, e.g. 0.01.")
-        for name, choices in (("basis", ("layer", "slice")), ("order", ("position", "channel"))):
+        self._check_basis()
+        for name, choices in (("order", ("position", "channel")), ("rule", ("ours", "paper"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"GradiVeQ({name}={getattr(self, name)!r}): write {choices[0]!r} or {choices[1]!r}.")
-        for name, bound in (("worst", 0.0), ("drift", 1.0)):
+        for name, bound in (("worst", 0.0), ("drift", 1.0), ("vote", 0.0)):
             value = getattr(self, name)
             if value is not None and not value > bound:
                 raise ValueError(f"GradiVeQ({name}={value!r}): give a number above {bound}, or None to switch it off.")
+
+    def _check_basis(self) -> None:
+        number = type(self.basis) is int and self.basis > 0
+        if number and self.rule != "paper":
+            raise ValueError(
+                f"GradiVeQ(basis={self.basis}): a basis for so many slices is the paper's reuse factor. Write "
+                "rule='paper' too, or basis='layer'."
+            )
+        if not number and self.basis not in ("layer", "slice"):
+            raise ValueError(
+                f"GradiVeQ(basis={self.basis!r}): write 'layer' or 'slice', or with rule='paper' a number of slices."
+            )
 
     def _refuse_memory(self, name: str) -> None:
         inner = getattr(self, name)
@@ -122,12 +149,26 @@ class GradiVeQ(Reducer):
         return not isinstance(self.coefficients, Dense)
 
     @property
+    def ring(self) -> Ring | None:
+        """The ring in which coefficients are made while others travel; None if they are all made before."""
+        if isinstance(self.coefficients, Ring) and isinstance(self.coefficients.compressor, Identity | Cast):
+            return self.coefficients
+        return Ring(Identity(), pieces=1) if self.rule == "paper" and not self.codes_apart else None
+
+    @property
+    def judges(self) -> bool:
+        """Whether some samples are held out to judge a basis."""
+        return self.worst is not None and self.rule != "paper"
+
+    @property
     def fitted(self) -> int:
         """How many of the samples the basis is fitted to; the others validate it."""
-        return self.learn if self.worst is None else self.learn - max(1, round(HELD_OUT * self.learn))
+        return self.learn - max(1, round(HELD_OUT * self.learn)) if self.judges else self.learn
 
     def slicing(self, shape: tuple[int, ...]) -> Slicing | None:
         """How a tensor of this shape is split; None if it is never compressed."""
+        if self.rule == "paper":
+            return published_slicing(shape, self.slice_size)
         return None if math.prod(shape) < self.tiny else slicing(shape, self.slice_size, self.order, self.linear)
 
     def init(self, layout: Layout, comm: Comm) -> State:
@@ -150,7 +191,7 @@ class GradiVeQ(Reducer):
         state: State = {"layers": layers}
         if self.learns_apart:
             state["learning"] = {"names": list(part.names), "inner": self.learning.init(part, comm)}
-        if self.codes_apart:
+        if self.codes_apart and self.ring is None:
             state["coefficients"] = self.coefficients.init(layout, comm)
             _refuse_tensors(state["coefficients"], self.coefficients)
         return state
@@ -162,7 +203,8 @@ class GradiVeQ(Reducer):
             if slicing is not None:
                 start, end = layout.offsets[i : i + 2]
                 memory = state["layers"][f"layer {name}"]
-                found.append(Layer(i, slicing, memory, memory["phase"], x[start:end], out[start:end]))
+                looks = memory["phase"] == COMPRESS and self._looks(memory["count"])
+                found.append(Layer(i, slicing, memory, memory["phase"], x[start:end], out[start:end], looks))
         return found
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
@@ -178,14 +220,15 @@ class GradiVeQ(Reducer):
             if apart:
                 reduce_learners(self, step, apart, x, out, state, comm)
             seen = reduce_packed(self, step, coded, apart, x, out, state, comm)
-            self._note_losses(coded, seen)
+            self._note(coded, seen, comm.size)
         for layer in layers:
             if layer.phase == LEARN:
                 fitting.sample(self, layer, state)
             else:
                 self._advance(layer)
-        if due := fitting.due(self, learners):
-            fitting.fit(self, due, comm)
+        due = fitting.due(self, learners)
+        if due and bool(out.isfinite().all()):  # else the step is rolled back
+            (published if self.rule == "paper" else fitting).fit(self, due, comm)
         for layer in layers:
             name = step.layout.names[layer.place]
             report(layer.memory, layer={name: staged(layer.memory)["report"]})
@@ -193,31 +236,41 @@ class GradiVeQ(Reducer):
 
     # ---- phases ------------------------------------------------------------------------------------
 
-    def looks(self, layer: Layer) -> bool:
-        """Whether the loss of a compressed layer is measured in this step."""
-        every = max(1, self.compress // LOOKS)
-        return self.drift is not None and layer.memory["count"] % every == 0
+    def _looks(self, count: int) -> bool:
+        """Whether the loss of a compressed layer is measured in this step of its phase."""
+        if self.vote is not None:
+            return True
+        return self.drift is not None and self.rule != "paper" and count % max(1, self.compress // LOOKS) == 0
 
-    def _note_losses(self, coded: list[Layer], seen: list[float]) -> None:
-        """Update the running average of each layer's loss with its mean over workers, which is the same on all."""
-        looking = [layer for layer in coded if self.looks(layer)]
-        for layer, loss in zip(looking, seen, strict=True):
-            if not math.isfinite(loss):
+    def opinions(self, coded: list[Layer]) -> list[float]:
+        """What this worker says of each layer whose loss is measured: the loss, or whether it is too large."""
+        seen = [layer.local_loss for layer in coded if layer.looks]
+        return seen if self.vote is None else [float(not loss <= self.vote) for loss in seen]
+
+    def _note(self, coded: list[Layer], seen: list[float], workers: int) -> None:
+        """Decide by the mean over workers of their opinions, which is the same on all, which layers learn again."""
+        looking = [layer for layer in coded if layer.looks]
+        for layer, opinion in zip(looking, seen, strict=True):
+            if not math.isfinite(opinion):
                 continue  # gradients so large that their squares overflow
+            if self.vote is not None:
+                layer.ends = 2 * round(opinion * workers) > workers
+                continue
             known = layer.memory["local_loss"]
-            recent = (known["recent"] + loss) / 2 if known else loss
-            layer.loss = {"first": known.get("first", loss), "recent": recent}
-            stage(layer.memory, local_loss=layer.loss)
+            recent = (known["recent"] + opinion) / 2 if known else opinion
+            loss = {"first": known.get("first", opinion), "recent": recent}
+            stage(layer.memory, local_loss=loss)
+            assert self.drift is not None
+            layer.ends = drifted(loss, self.drift, self.loss)
 
     def _advance(self, layer: Layer) -> None:
         """Count a step of a phase other than learning; at its end the layer learns."""
         memory, count = layer.memory, layer.memory["count"] + 1
-        has_drifted = self.drift is not None and layer.phase == COMPRESS and drifted(layer.loss, self.drift, self.loss)
         refusals = memory["report"]["refusals"]
         pause = self.compress * min(2 ** max(0, refusals - 1), LONGEST_REFUSAL)
         lasts = {WARM_UP: self.warmup, COMPRESS: self.compress, REFUSED: pause}[layer.phase]
-        if count >= lasts or has_drifted:
-            figures = {**memory["report"], "drifts": memory["report"]["drifts"] + has_drifted}
+        if count >= lasts or layer.ends:
+            figures = {**memory["report"], "drifts": memory["report"]["drifts"] + layer.ends}
             stage(memory, phase=LEARN, count=0, fit={}, local_loss={}, report=figures)
         else:
             stage(memory, count=count)
@@ -239,3 +292,17 @@ def _refuse_tensors(state: State, spec: Reducer) -> None:
 def _phases(reducer: GradiVeQ) -> list[Reducer]:
     """A variant that learns within a few steps and then compresses with any basis."""
     return [reducer, replace(reducer, warmup=0, learn=3, compress=2, worst=None, samples=1 << 16)]
+
+
+@idle.register
+def _idle(reducer: GradiVeQ, shapes: list[tuple[int, ...]]) -> str | None:
+    """If the model has no layer that it splits."""
+    if any(reducer.slicing(shape) is not None for shape in shapes):
+        return None
+    if reducer.rule == "paper":
+        return (
+            "no tensor is a convolution with at most slice_size filters times channels. Write rule='ours', linear=True"
+        )
+    if not reducer.linear and any(replace(reducer, linear=True).slicing(shape) is not None for shape in shapes):
+        return "there are no convolutions. Write linear=True to compress matrices too"
+    return f"every layer is too small (tiny={reducer.tiny}) or has more rows than slice_size={reducer.slice_size}"

@@ -36,6 +36,8 @@ def sample(spec: "GradiVeQ", layer: Layer, state: State) -> None:
 
 def _sampled(spec: "GradiVeQ", slicing: Slicing) -> Tensor:
     """Which slices are sampled: as many as ``samples`` allows, evenly spaced, beginning with the first."""
+    if spec.rule == "paper":
+        return torch.arange(0, slicing.count, slicing.reuse(spec.basis))
     if spec.basis == "slice":
         return torch.arange(slicing.count)
     rows = spec.samples // slicing.length
@@ -51,12 +53,19 @@ def due(spec: "GradiVeQ", learners: list[Layer]) -> list[Layer]:
     work = 0
     for layer in learners:
         if layer.memory["count"] + 1 >= spec.learn:
-            rows = spec.fitted * len(_sampled(spec, layer.slicing))
-            work += min(rows, layer.slicing.length) ** 3
+            work += _work(spec, layer.slicing)
             if chosen and work > LARGEST_PROBLEM**3:
                 break
             chosen.append(layer)
     return chosen
+
+
+def _work(spec: "GradiVeQ", slicing: Slicing) -> int:
+    """Of the eigenvalue problems of a layer: the cube of their rows or columns."""
+    slices = len(_sampled(spec, slicing))
+    if spec.rule == "paper" or spec.basis == "slice":
+        return slices * min(spec.fitted, slicing.length) ** 3
+    return min(spec.fitted * slices, slicing.length) ** 3
 
 
 def fit(spec: "GradiVeQ", due: list[Layer], comm: Comm) -> None:
@@ -101,22 +110,28 @@ def _find(spec: "GradiVeQ", layer: Layer, verdict: Tensor) -> Tensor:
 
 def _adopt(spec: "GradiVeQ", layer: Layer, verdict: dict[str, float], basis: Tensor) -> None:
     """Start the compressed phase; or an uncompressed one, if the basis was rejected."""
-    memory, slicing = layer.memory, layer.slicing
-    d, known = int(verdict["sent"]), memory["report"]
+    slicing, d = layer.slicing, int(verdict["sent"])
+    fit: State = {}
+    if d:
+        mean = staged(layer.memory["samples"])["total"] / spec.fitted
+        fit = dict(vars(Subspace.around(mean, basis.view(_groups(spec, layer), slicing.length, d).clone())))
+    held_out = verdict["held_out_loss"] if spec.worst is not None else None
+    adopt(layer, fit, verdict["found"], held_out, verdict["seconds"])
+
+
+def adopt(layer: Layer, fit: State, found: float, held_out: float | None, seconds: float) -> None:
+    """Start the phase that follows learning: a compressed one with this fit, or an uncompressed one if it is empty."""
+    slicing, known = layer.slicing, layer.memory["report"]
     figures = {
         "fits": known["fits"] + 1,
-        "refusals": 0 if d else known["refusals"] + 1,
+        "refusals": 0 if fit else known["refusals"] + 1,
         "drifts": known["drifts"],
         "slice_length": slicing.length,
         "slices": slicing.count,
-        "coefficients": int(verdict["found"]),
-        "ratio": slicing.length / max(1, verdict["found"]),
-        "held_out_loss": verdict["held_out_loss"] if spec.worst is not None else None,
-        "fit_seconds": verdict["seconds"],
+        "coefficients": int(found),
+        "ratio": slicing.length / max(1, found),
+        "held_out_loss": held_out,
+        "fit_seconds": seconds,
     }
-    fit: State = {}
-    if d:
-        mean = staged(memory["samples"])["total"] / spec.fitted
-        fit = dict(vars(Subspace.around(mean, basis.view(_groups(spec, layer), slicing.length, d).clone())))
-    phase = COMPRESS if d else REFUSED
-    stage(memory, phase=phase, count=0, samples={}, fit=fit, local_loss={}, report=figures)
+    phase = COMPRESS if fit else REFUSED
+    stage(layer.memory, phase=phase, count=0, samples={}, fit=fit, local_loss={}, report=figures)

@@ -1,5 +1,6 @@
 """The messages of one step: learning layers by ``learning``; coefficients, losses and all others in one vector."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -7,7 +8,9 @@ from torch import Tensor
 
 from tersegrad.core import Comm, Layout, State, Step, reduce, scratch, stage
 from tersegrad.core import state as states
-from tersegrad.reducers.gradiveq.layer import Layer
+from tersegrad.reducers.gradiveq import pipeline
+from tersegrad.reducers.gradiveq.layer import Layer, Run
+from tersegrad.reducers.gradiveq.rest import Rest
 
 if TYPE_CHECKING:
     from tersegrad.reducers.gradiveq import GradiVeQ
@@ -54,22 +57,18 @@ def reduce_packed(
     """Reduce everything but the layers that are sent separately, packed into one vector.
 
     Returns:
-        The mean over workers of the losses of those layers whose loss is measured in this step.
+        The mean over workers of what ``spec.opinions`` says of the layers whose loss is measured in this step.
     """
-    slices = _outside(step.layout, {layer.place for layer in coded + apart})
-    own = scratch(state, "own", sum(layer.subspace.size for layer in coded), x.dtype, x.device)
-    losses = _encode(spec, coded, own, state)
-    lengths = [end - start for start, end in slices]
+    rest = Rest(step.layout, coded + apart, x, out)
+    if coded and spec.ring is not None:
+        return pipeline.reduce_coded(spec, step, coded, rest, state, comm)
+    own = scratch(state, "own", sum(layer.size for layer in coded), x.dtype, x.device)
+    _encode(coded, own, state)
     inside = own[:0] if spec.codes_apart else own
-    message = scratch(state, "message", sum(lengths) + inside.numel() + len(losses), x.dtype, x.device)
-    torch.cat([*(x[start:end] for start, end in slices), inside, own.new_tensor(losses)], out=message)
+    message = rest.pack([inside, own.new_tensor(spec.opinions(coded))], state)
     if message.numel():
         comm.all_reduce(message.div_(comm.size))
-    *dense, mean, seen = message.split([*lengths, inside.numel(), len(losses)])
-    for (start, end), part in zip(slices, dense, strict=True):
-        if out is not x:
-            x[start:end].zero_()
-        out[start:end].copy_(part)
+    mean, seen = rest.unpack(message)
     if coded and spec.codes_apart:
         own, mean = _reduce_coefficients(spec, step, own, out is x, state, comm)
     _decode(coded, own, mean, out is x, state)
@@ -93,34 +92,22 @@ def _reduce_coefficients(
     return own if in_place else own.sub_(rest), mean
 
 
-def _encode(spec: "GradiVeQ", coded: list[Layer], own: Tensor, state: State) -> list[float]:
-    """Write the coefficients of every layer; return the losses that are measured in this step."""
-    losses = []
-    for layer, c in zip(coded, own.split([layer.subspace.size for layer in coded]), strict=True):
-        slices = layer.split(layer.x, state)
-        layer.subspace.encode(slices, c)
-        if spec.looks(layer):
-            losses.append(layer.subspace.local_loss(slices, c))
-    return losses
+def _encode(coded: list[Layer], own: Tensor, state: State) -> None:
+    """Write the coefficients of every layer."""
+    for run, (c,) in _each_run(coded, own):
+        run.encode(c, state)
 
 
 def _decode(coded: list[Layer], sent: Tensor, mean: Tensor, in_place: bool, state: State) -> None:
     """``out = U c + mu`` for the mean coefficients; ``x -= U c + mu`` for those that this worker sent."""
-    sizes = [layer.subspace.size for layer in coded]
-    for layer, own_c, mean_c in zip(coded, sent.split(sizes), mean.split(sizes), strict=True):
+    for run, (own_c, mean_c) in _each_run(coded, sent, mean):
         if not in_place:
-            layer.join(own_c, layer.x, state, subtract=True)
-        layer.join(mean_c, layer.out, state)
+            run.decode(own_c, run.layer.x, state, subtract=True)
+        run.decode(mean_c, run.layer.out, state)
 
 
-def _outside(layout: Layout, members: set[int]) -> list[tuple[int, int]]:
-    """Start and stop of the slices of a bucket between the members."""
-    slices: list[tuple[int, int]] = []
-    for i, (start, end) in enumerate(zip(layout.offsets, layout.offsets[1:], strict=False)):
-        if i in members:
-            continue
-        if slices and slices[-1][1] == start:
-            slices[-1] = (slices[-1][0], end)
-        else:
-            slices.append((start, end))
-    return slices
+def _each_run(coded: list[Layer], *vectors: Tensor) -> Iterator[tuple[Run, tuple[Tensor, ...]]]:
+    """Every run of slices, with its part of each of the vectors."""
+    runs = [run for layer in coded for run in layer.runs]
+    sizes = [run.subspace.size for run in runs]
+    yield from zip(runs, zip(*(vector.split(sizes) for vector in vectors), strict=True), strict=True)

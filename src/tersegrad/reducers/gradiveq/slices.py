@@ -9,6 +9,7 @@ from torch import Tensor
 from tersegrad import kernels
 
 SHARED = 3  # slices of a layer, at least: with fewer a common basis is of no use
+BLOCK = 1 << 17  # elements: with the basis beside them they fit into the L2 cache
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,43 @@ class Slicing:
     length: int  # K
     count: int
 
-    def split(self, x: Tensor, slices: Tensor) -> Tensor:
-        """Write the slices of ``x`` into the vector ``slices``; return it as a matrix of one slice per row."""
-        kernels.on(x).to_slices(x, slices, self.filters, self.positions, self.run)
-        return slices.view(self.count, self.length)
+    @property
+    def in_order(self) -> bool:
+        """Whether slices are consecutive elements of the layer, so that nothing has to be moved."""
+        return self.filters == 1
 
-    def join(self, slices: Tensor, mean: Tensor, x: Tensor, subtract: bool = False) -> None:
-        """``x = slices + mean`` in the order of the layer, or ``x -= slices + mean``."""
+    def reuse(self, basis: str | int) -> int:
+        """How many consecutive slices have a basis in common: the paper's reuse factor s."""
+        if isinstance(basis, int):
+            return basis
+        return self.count if basis == "layer" else 1
+
+    @property
+    def block(self) -> int:
+        """How many slices are moved and multiplied at a time: as many as the cache holds.
+
+        By position, elements of a slice are far apart in the layer: all are moved at once.
+        """
+        return self.count if self.in_order or self.positions > 1 else max(1, BLOCK // self.length)
+
+    def split(self, x: Tensor, buffer: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Slices ``first`` to ``last`` of ``x``, one per row: in the buffer, unless they lie in ``x`` as they are."""
+        start, stop = first * self.length, (self.count if last is None else last) * self.length
+        if self.in_order:
+            slices = x[start:stop]
+        else:
+            slices = buffer[: stop - start]
+            kernels.on(x).to_slices(x, slices, self.filters, self.positions, self.run, self._row(first))
+        return slices.view(-1, self.length)
+
+    def join(self, slices: Tensor, mean: Tensor, x: Tensor, subtract: bool = False, first: int = 0) -> None:
+        """``x = slices + mean`` in the order of the layer, or ``x -= slices + mean``, in slices from ``first`` on."""
         layout = (self.filters, self.positions, self.run)
-        kernels.on(x).from_slices(slices.view(-1), mean.view(-1), x, *layout, subtract)
+        kernels.on(x).from_slices(slices.view(-1), mean.view(-1), x, *layout, subtract, self._row(first))
+
+    def _row(self, first: int) -> int:
+        """The kernels' row with which a slice begins."""
+        return first * self.length // (self.filters * self.run)
 
 
 @cache
@@ -63,6 +92,24 @@ def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: 
         return None
     layout = (positions, 1) if order == "position" else (1, length // filters)
     return Slicing(filters, *layout, length, math.prod(shape) // length)
+
+
+@cache
+def published_slicing(shape: tuple[int, ...], size: int) -> Slicing | None:
+    """The paper's slices: whole positions of the kernel of a convolution, with all filters and channels; None if none.
+
+    K is F * D times the largest divisor of the positions that leaves three slices or more and K at most ``size``; one
+    position if there are fewer than three. A layer whose F * D is longer than ``size`` is not split.
+
+    >>> published_slicing((16, 16, 3, 3), 4096), published_slicing((64, 32, 1, 1), 4096).count
+    (Slicing(filters=16, positions=9, run=1, length=768, count=3), 1)
+    """
+    if len(shape) not in range(3, 6) or not math.prod(shape):
+        return None
+    filters, depth, positions = shape[0], shape[1], math.prod(shape[2:])
+    whole = filters * depth
+    together = [j for j in _divisors(positions) if j * whole <= size and j <= max(1, positions // SHARED)]
+    return Slicing(filters, positions, 1, whole * max(together), positions // max(together)) if together else None
 
 
 def _divisors(number: int) -> list[int]:

@@ -27,8 +27,19 @@ class Subspace:
 
     @property
     def size(self) -> int:
-        """The number of coefficients of the layer."""
+        """The number of coefficients."""
         return self.offset.numel()
+
+    @property
+    def count(self) -> int:
+        """The number of slices."""
+        return self.mean.shape[0]
+
+    def rows(self, first: int, last: int) -> "Subspace":
+        """The same for some of the slices; all of a group, or any if there is only one."""
+        each = self.count // self.basis.shape[0]
+        basis = self.basis if self.basis.shape[0] == 1 else self.basis[first // each : last // each]
+        return Subspace(basis, self.mean[first:last], self.offset[first:last])
 
     def encode(self, slices: Tensor, c: Tensor) -> None:
         """``c = U^T g - U^T mu``, into the vector ``c``."""
@@ -39,13 +50,18 @@ class Subspace:
         """``slices = U c``. The mean is added by ``Slicing.join``, in the pass that reorders the slices."""
         torch.bmm(self._grouped(c), self.basis.mT, out=self._grouped(slices))
 
-    def local_loss(self, slices: Tensor, c: Tensor) -> float:
-        """``|g - mu - U c|^2 / |g|^2``; as U is orthonormal, that is ``(|g - mu|^2 - |c|^2) / |g|^2``."""
+    def decode_in_order(self, c: Tensor, slices: Tensor, subtract: bool) -> None:
+        """``slices = U c + mu``, or ``slices -= U c + mu``."""
+        slices, sign = self._grouped(slices), -1 if subtract else 1
+        around = slices.sub_(self._grouped(self.mean)) if subtract else self._grouped(self.mean)
+        torch.baddbmm(around, self._grouped(c), self.basis.mT, alpha=sign, out=slices)
+
+    def energies(self, slices: Tensor, c: Tensor) -> tuple[float, float]:
+        """``|g|^2``, and ``|g - mu - U c|^2``; as U is orthonormal, that is ``|g - mu|^2 - |c|^2``."""
         g, mean = slices.view(-1), self.mean.view(-1)
         energy = float(g @ g)
-        outside = energy - 2 * float(g @ mean) + float(mean @ mean) - float(c @ c)
-        return max(0.0, outside / energy) if energy else 0.0
+        return energy, energy - 2 * float(g @ mean) + float(mean @ mean) - float(c @ c)
 
     def _grouped(self, flat: Tensor) -> Tensor:
         groups = self.basis.shape[0]
-        return flat.view(groups, self.mean.shape[0] // groups, -1)
+        return flat.view(groups, self.count // groups, -1)
