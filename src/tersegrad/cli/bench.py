@@ -1,13 +1,15 @@
 """What a spec costs on one core: time to encode and decode, bytes, error; beside a memory copy and ``torch.topk``."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tersegrad.cli import made_up, whole
+from tersegrad.cli.made_up import Gradients
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import (
     Compressor,
@@ -24,16 +26,13 @@ from tersegrad.core import (
     decode_sum,
     encode,
     remembers,
-    settled,
     subtract,
 )
 from tersegrad.core import state as states
-from tersegrad.engine.roundtrip import compressor_of, decode
+from tersegrad.engine.roundtrip import decode
 from tersegrad.lab.timing import Times, environment, interleave
-from tersegrad.specs import parse
 
-WARMUP = 30  # steps before the clock starts: adaptive methods find their place, and a residual builds up
-RATIO = 0.01  # of torch.topk, beside specs that have no ratio of their own
+WARMUP = whole.STEPS
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Result:
     """One spec on one vector."""
 
     spec: str
-    ratio: float | None  # the spec's own, if it has one
+    ratio: float  # of the elements that it sends: what torch.topk is asked for beside it
     encode: Times  # with error feedback where the spec has it: add the residual, encode, take out what was sent
     accumulate: Times
     nbytes: int
@@ -51,7 +50,7 @@ class Result:
     @property
     def topk(self) -> str:
         """The baseline that it is compared with."""
-        return topk_name(RATIO if self.ratio is None else self.ratio)
+        return topk_name(self.ratio)
 
 
 def topk_name(ratio: float) -> str:
@@ -63,23 +62,11 @@ def topk_name(ratio: float) -> str:
     return f"torch.topk of {100 * ratio:.4g} %"
 
 
-def ratio_of(spec: Spec) -> float | None:
-    """The spec's ``ratio``, if exactly one part of it has such a field.
-
-    >>> ratio_of(parse("topk")), ratio_of(parse("bf16"))
-    (0.01, None)
-    """
-    found = [part.ratio for part in spec.walk() if "ratio" in {f.name for f in fields(part)}]  # type: ignore[attr-defined, arg-type]
-    return float(found[0]) if len(found) == 1 else None
-
-
 class _Contestant:
-    """A spec past its beginning, with its state, its residual and its buffers."""
+    """A codec past its beginning, with its state, its residual and its buffers."""
 
-    def __init__(self, text: str, x: Tensor):
-        parsed = parse(text)
-        self.spec = settled(parsed) if isinstance(parsed, Reducer) else parsed
-        self.compressor: Compressor = compressor_of(self.spec)
+    def __init__(self, spec: Spec, compressor: Compressor, x: Tensor):
+        self.spec, self.compressor = spec, compressor
         self.state: State = self.compressor.init(Layout.flat(x.numel()), 0)
         self.x, self.residual, self.rest = x, torch.zeros_like(x), torch.empty_like(x)
         self.remembers = remembers(self.spec)
@@ -91,6 +78,17 @@ class _Contestant:
                 self.residual, self.rest = self.rest, self.residual
         self.encode()
         self.accumulate = self._accumulation()
+        self.ratio = whole.share(spec, self.density(), self.payload.nbytes, x.numel())
+
+    def work(self) -> dict[str, Callable[[], object]]:
+        """What is timed, a part at a time."""
+        return {"encode": self.encode, "accumulate": self.accumulate}
+
+    def result(self, label: str, times: dict[str, Times]) -> Result:
+        """What was measured, and what one payload has."""
+        nbytes, density = self.payload.nbytes, self.density()
+        shown = 1.0 if density is None else density
+        return Result(label, self.ratio, times["encode"], times["accumulate"], nbytes, shown, self.error())
 
     def encode(self) -> None:
         self._encode(self.x)
@@ -112,16 +110,51 @@ class _Contestant:
                 return lambda: decode_sum(self.compressor, [self.payload], 1.0, acc, self.state)
         return lambda: accumulate(self.compressor, self.payload, acc)
 
-    def density(self) -> float:
-        """Elements sent over elements; 1 for methods that send all."""
-        said = [numbers for numbers in states.reports(self.state) if "sent" in numbers]
-        return sum(n["sent"] for n in said) / max(1, sum(n["of"] for n in said)) if said else 1.0
+    def density(self) -> float | None:
+        """Elements sent over elements; None for methods that send all."""
+        return whole.density_of(list(states.reports(self.state)))
 
     def error(self) -> float:
         encoded = self.x + self.residual
         norm = float(encoded.norm())
         decoded = decode(self.compressor, self.payload, self.state)
         return float(decoded.sub_(encoded).norm()) / norm if norm else 0.0
+
+
+class _Method:
+    """A whole method past its beginning, run by workers that take turns."""
+
+    def __init__(self, reducer: Reducer, gradients: Gradients):
+        self.method = whole.Whole(reducer, gradients)
+        self.seen: list[whole.Measured] = []
+        self.last = self.method.step()
+        self.density = whole.density_of(self.last.said)
+        self.ratio = whole.share(reducer, self.density, self.last.nbytes, gradients.layout.numel)
+
+    def work(self) -> dict[str, Callable[[], object]]:
+        """One step of all workers, which time themselves."""
+        return {"step": lambda: self.seen.append(self.method.step(weigh=False))}
+
+    def result(self, label: str, times: dict[str, Times]) -> Result:
+        """What the first worker measured."""
+        seen = self.seen[-len(times["step"].rounds) :]
+        return Result(
+            label,
+            self.ratio,
+            Times(tuple(one.encode for one in seen)),
+            Times(tuple(one.decode for one in seen)),
+            self.last.nbytes,
+            1.0 if self.density is None else self.density,
+            whole.error_of(self.last),
+        )
+
+
+def _contestant(spec: Spec, x: Tensor, gradients: Gradients) -> _Contestant | _Method:
+    codec = whole.codec_of(spec)
+    if codec is not None:
+        return _Contestant(spec, codec, x)
+    assert isinstance(spec, Reducer)
+    return _Method(spec, gradients)
 
 
 def _batches(x: Tensor) -> Iterator[Tensor]:
@@ -133,27 +166,33 @@ def _batches(x: Tensor) -> Iterator[Tensor]:
         yield torch.mul(x, signs[97 * step : 97 * step + x.numel()], out=gradient)
 
 
-def run(specs: list[str], x: Tensor, rounds: int) -> tuple[list[Result], dict[str, Times]]:
+def run(
+    specs: list[str], x: Tensor, rounds: int, gradients: Gradients | None = None
+) -> tuple[list[Result], dict[str, Times]]:
     """All specs and the baselines, in turns within each round.
 
     Args:
-        specs: As text; each is measured as it is once warm-ups and schedules by steps have ended.
-        x: The gradient.
+        specs: As text; each is measured as it is once warm-ups and schedules by steps have ended, and Auto's candidates
+            instead of Auto.
+        x: The gradient that codecs are given.
         rounds: Of which the median counts.
+        gradients: Those that whole methods are given; made of ``x`` if there are none.
 
     Returns:
         One result a spec, and the times of the baselines: a copy, an addition, ``torch.topk`` at each ratio.
     """
-    contestants = {text: _Contestant(text, x) for text in specs}
-    baselines = _baselines(x, [ratio_of(c.spec) or RATIO for c in contestants.values()])
+    made = {label: spec for text in specs for label, spec in whole.expand(text).items()}
+    gradients = gradients or Gradients(x, made_up.layout_of(x.numel()))
+    contestants = {label: _contestant(spec, x, gradients) for label, spec in made.items()}
+    baselines = _baselines(x, [c.ratio for c in contestants.values()])
     work = dict(baselines)
-    for text, contestant in contestants.items():
-        work[f"encode {text}"] = contestant.encode
-        work[f"accumulate {text}"] = contestant.accumulate
+    for label, contestant in contestants.items():
+        work |= {f"{part} {label}": call for part, call in contestant.work().items()}
     times = interleave(work, rounds)
-    results = [
-        _result(text, c, times[f"encode {text}"], times[f"accumulate {text}"]) for text, c in contestants.items()
-    ]
+    results = []
+    for label, contestant in contestants.items():
+        own = {part: times[f"{part} {label}"] for part in contestant.work()}
+        results.append(contestant.result(label, own))
     return results, {name: times[name] for name in baselines}
 
 
@@ -169,11 +208,6 @@ def _topk(x: Tensor, k: int) -> object:
     return torch.topk(x.abs(), k)
 
 
-def _result(text: str, contestant: _Contestant, encode: Times, accumulate: Times) -> Result:
-    ratio, nbytes = ratio_of(contestant.spec), contestant.payload.nbytes
-    return Result(text, ratio, encode, accumulate, nbytes, contestant.density(), contestant.error())
-
-
 def rows(results: list[Result], baselines: dict[str, Times], numel: int) -> list[dict[str, Any]]:
     """One row a measurement, for a file."""
     common = {"numel": numel, **environment()}
@@ -187,7 +221,9 @@ def rows(results: list[Result], baselines: dict[str, Times], numel: int) -> list
     return table
 
 
-def show(results: list[Result], baselines: dict[str, Times], numel: int) -> str:
+def show(
+    results: list[Result], baselines: dict[str, Times], numel: int, gradients: object = "made-up gradients"
+) -> str:
     """The table for people; times in ms, median [20th, 80th percentile]."""
     lines = [f"{numel} floats, {torch.get_num_threads()} thread(s); ms, median [20 %, 80 %]"]
     lines += [f"  {name:<22} {times}" for name, times in baselines.items()]
@@ -204,13 +240,16 @@ def show(results: list[Result], baselines: dict[str, Times], numel: int) -> str:
             f"{faster:>{len(topk)}} {r.accumulate!s:>20} {show_bytes(r.nbytes):>9} {4 * numel / r.nbytes:>7.1f}x "
             f"{r.density:>8.3%} {r.error:>7.4f}"
         )
-    return "\n".join([*lines, "", LEGEND])
+    return "\n".join([*lines, "", LEGEND.format(gradients=gradients)])
 
 
 LEGEND = f"""\
-/copy: encode time over a memory copy.  topk/: torch.topk's time over encode's, at the spec's own ratio, or at
-{100 * RATIO:g} % where it has none.  encode includes the error feedback of specs that have it, with the residual of
-{WARMUP} steps.  bytes: one payload, header included.  ratio: against float32."""
+/copy: encode time over a memory copy.  topk/: torch.topk's time over encode's, at the share of elements that the spec
+sends; at its share of float32's bytes where it sends all.  encode includes the error feedback of specs that have it,
+with the residual of {WARMUP} steps.  bytes: one payload, header included.  ratio: against float32.
+Whole methods, more than a codec (vgc, powersgd, gradiveq, dgc, ...), are run by {whole.WORKERS} workers in turns,
+on {{gradients}}.
+Their encode is what a worker does before its first message, and accumulate all that it does after it."""
 
 
 def _topk_heading(results: list[Result]) -> str:

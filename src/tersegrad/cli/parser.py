@@ -10,7 +10,6 @@ import torch
 
 import tersegrad
 from tersegrad.cli import inspect, listing
-from tersegrad.engine.roundtrip import compressor_of
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -52,7 +51,7 @@ def _add_list(commands: Any) -> None:
 
 
 def _add_inspect(commands: Any) -> None:
-    look = commands.add_parser("inspect", help="what one spec does to one vector: bytes, ratio, error")
+    look = commands.add_parser("inspect", help="what a spec does to a vector: bytes, ratio, error, beside torch.topk")
     look.add_argument("spec", metavar="SPEC", nargs="+", help="presets or expressions, one line each in the answer")
     _add_vector_options(look, "1M")
     look.set_defaults(run=inspect.run)
@@ -213,11 +212,24 @@ def _add_vector_options(command: argparse.ArgumentParser, numel: str) -> None:
     command.add_argument(
         "--numel", type=_count, default=numel, help=f"length of the Gaussian vector (default: {numel})"
     )
+    command.add_argument(
+        "--shape",
+        type=_shape,
+        help="of the tensor, e.g. 256x256x3x3, for methods that see shapes (default: 3x3 filters)",
+    )
     command.add_argument("--seed", type=int, default=0, help="seed of the vector (default: 0)")
     command.add_argument(
         "--gradient", type=Path, metavar="FILE", help="use this gradient instead: .pt, .npy or .npz (see --key)"
     )
     command.add_argument("--key", help="which array of an .npz or which entry of a .pt dict (default: the first)")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """Lengths, as 256x256x3x3."""
+    parts = text.split("x")
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape. Write it like 4096 or 256x256x3x3.")
+    return tuple(map(int, parts))
 
 
 def _count(text: str) -> int:
@@ -261,11 +273,9 @@ def _bench(args: argparse.Namespace) -> int:
     from tersegrad.lab import timing
 
     torch.set_num_threads(args.threads)
-    for text in args.spec:
-        compressor_of(text)  # a mistake is told before anything is timed
-    x = inspect.vector_of(args)
-    results, baselines = bench.run(args.spec, x, args.rounds)
-    print(bench.show(results, baselines, x.numel()))
+    x, gradients = inspect.vector_of(args)
+    results, baselines = bench.run(args.spec, x, args.rounds, gradients)
+    print(bench.show(results, baselines, x.numel(), gradients))
     if args.json is not None:
         timing.write_rows(args.json, bench.rows(results, baselines, x.numel()))
     return 0
