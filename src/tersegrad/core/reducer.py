@@ -189,9 +189,21 @@ class Memory(Wrapper):
         self.inner.clear(layout, state["inner"])
 
     @staticmethod
-    def _total(x: Vector, state: State) -> Sum:
-        """residual + x, where the next residual shall be: a step that is rolled back needs the present one again."""
-        return Sum(state["residual"], added(x), back_buffer(state, "residual"))
+    def _total(step: Step, x: Vector, state: State) -> Sum:
+        """residual + x, where the next residual shall be: a step that is rolled back needs the present one again.
+
+        Of idle tensors it is zero, so that nothing of them is sent; ``_hold`` puts their residual back.
+        """
+        total = Sum(state["residual"], added(x), back_buffer(state, "residual"))
+        for idle in step.idle_slices():
+            total.b[idle] = -total.a[idle]
+        return total
+
+    @staticmethod
+    def _hold(step: Step, total: Sum) -> None:
+        """After ``inner`` has sent: what was not offered to it is remembered on."""
+        for idle in step.idle_slices():
+            total.total[idle] += total.a[idle]
 
 
 def remembers(spec: Spec) -> bool:

@@ -33,6 +33,15 @@ def require_ddp(model: Any) -> None:
         )
 
 
+def require_strided(buffer: torch.Tensor, names: tuple[str, ...]) -> None:
+    """What a hook is handed for sparse gradients cannot be compressed."""
+    if buffer.layout != torch.strided:
+        raise TypeError(
+            f"the gradient of {', '.join(names)} is sparse, and is not reduced by this spec. Make its module with "
+            'sparse=False, or attach with the spec "none".'
+        )
+
+
 def require_own_group(ranks_of: dist.ProcessGroup, group: dist.ProcessGroup | None) -> None:
     """A group for our use alone can be made here, or was given."""
     ranks = dist.get_process_group_ranks(ranks_of)
