@@ -26,6 +26,7 @@ from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts.handle import Handle
 from tersegrad.hosts.parameter_shift import ParameterShift, when_backward_has_ended
 from tersegrad.per_sample import SquaredGradients
+from tersegrad.reducers import Dense
 from tersegrad.specs import parse_reducer
 
 
@@ -44,16 +45,19 @@ def attach(
 ) -> Handle:
     """Makes a DDP model average its gradients by ``spec``. Every rank calls it, once, after wrapping the model in DDP.
 
+    ``spec``, ``seed``, ``nonfinite``, ``check_replicas`` and whether there is a ``scaler`` must be the same on all.
+
     Args:
         model: A DDP model with its parameters on the CPU.
         spec: A preset, an expression or a reducer object; the same on every rank.
         network: Wraps the communication, e.g. ``Throttled("100Mbit")``.
         seed: Feeds all randomness of the method.
-        timeout: Seconds that a worker waits for another before it gives up.
+        timeout: Seconds that a worker waits for another before it gives up; that of a ``group`` is set to it.
         group: A gloo group for our use alone. Needed only for a model that lives on some of the ranks, because all
             ranks must take part in making a group.
         optimizer: Tells the learning rate (the highest of its groups) to specs that follow it (``Schedule``), must have
-            no momentum where the spec has (``MomentumCorrection``), and is an SGD for ``StepAhead``.
+            no momentum where the spec has (``MomentumCorrection``, ``SignSGD(momentum=...)``), and is an SGD for
+            ``StepAhead``. These specs insist on it.
         scaler: The GradScaler of mixed precision: residuals are then kept in unscaled units, and survive a change of
             the scale.
         nonfinite: What becomes of a step with a NaN or an infinity on any rank: "propagate" (all ranks get it, so that
@@ -78,6 +82,8 @@ def attach(
     _checks.require_own_group(model.process_group, group)
     options = Options(network, seed, timeout, group, optimizer, scaler, nonfinite, check_replicas)
     _checks.require_optimizer(reducer, optimizer)
+    _checks.require_gradients(reducer, model)
+    _checks.warn_if_nothing_is_compressed(reducer, model)
     slot = _slots.get(model)
     if slot is not None and slot.attachment is not None:
         raise RuntimeError(
@@ -129,6 +135,7 @@ class _Attachment:
         # DDP has cut its buckets already: some that are frozen now may be in them, and none that it was told to ignore.
         reduced = {name: p for name, p in everything.items() if name not in model.parameters_to_ignore}
         self._name_of = {id(p): name for name, p in everything.items()}
+        self._compresses = not isinstance(spec, Dense)
         self._names: dict[tuple[int, ...], tuple[str, ...]] = {}  # of the tensors in a bucket, by their ids
         self._squares = squares_for(spec, model.module)
         self._square_sums: dict[tuple[str, ...], Tensor] = {}  # by bucket; the model's hooks add to them
@@ -173,7 +180,8 @@ class _Attachment:
             )
         parameters, buffer, last = bucket.parameters(), bucket.buffer(), bucket.is_last()
         names = self._names_in(parameters)
-        _checks.require_strided(buffer, names)
+        if self._compresses:
+            _checks.require_strided(buffer, names)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         squares = None if self._squares is None else self._squares_in(self._squares, names, parameters)
         if last and self._shift is not None:
