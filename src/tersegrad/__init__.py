@@ -10,8 +10,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from tersegrad.auto import Auto
+from tersegrad.comm.frame import FrameError
 from tersegrad.comm.metered import Metered
 from tersegrad.comm.throttled import Throttled
+from tersegrad.comm.torch import NetworkError
 from tersegrad.compressors import (
     BF16,
     FFT,
@@ -37,6 +39,8 @@ from tersegrad.compressors import (
 )
 from tersegrad.core import Comm, Compressor, Layout, Payload, Reducer, Step
 from tersegrad.core.version import __version__
+from tersegrad.engine.replicas import ReplicasDifferError
+from tersegrad.engine.roll_call import StepsDifferError
 from tersegrad.engine.roundtrip import roundtrip
 from tersegrad.hosts import Handle, Simulation, Training, attach
 from tersegrad.reducers import VGC, AllGather, AllReduce, Dense, GradiVeQ, PowerSGD, Ring, SignSGD, TwoShot
@@ -75,6 +79,7 @@ __all__ = [
     "Dense",
     "ErrorFeedback",
     "Every",
+    "FrameError",
     "GaussianK",
     "GradiVeQ",
     "Handle",
@@ -84,6 +89,7 @@ __all__ = [
     "Metered",
     "MomentumCorrection",
     "Natural",
+    "NetworkError",
     "OneBit",
     "Payload",
     "PerTensor",
@@ -92,6 +98,7 @@ __all__ = [
     "RangeFloat",
     "RedSync",
     "Reducer",
+    "ReplicasDifferError",
     "Ring",
     "SIDCo",
     "SampledTopK",
@@ -102,6 +109,7 @@ __all__ = [
     "Sparse",
     "Step",
     "StepAhead",
+    "StepsDifferError",
     "Strom",
     "TernGrad",
     "Threshold",

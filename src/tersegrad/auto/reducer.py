@@ -287,7 +287,7 @@ class _Method:
             states.free_back_buffer(state, "residual")  # it is not needed before the next trials
             self.energy, self.left = 1.0, 0.0
             return Dense().start(step, x, out, {}, comm)
-        total = self.auto._total(x, state)
+        total = self.auto._total(step, x, state)
         if self.weigh:
             self.energy = _energy(total.add())
         vector = total.total if self.weigh else total
@@ -297,6 +297,7 @@ class _Method:
 
         def finish() -> bool | None:
             finite = finish_method()
+            self.auto._hold(step, total)
             stage(state, residual=total.total, late=self.name != DENSE)
             if out is not x:
                 x.zero_()  # all of it was sent or is in the residual

@@ -24,7 +24,7 @@ def start_gather(payload: Payload, spec: int, step: Step, comm: Comm, state: Sta
     under_way = [
         comm.start_shift(frame, receive_buffer(state, f"from {by}", capacity), by) for by in range(1, comm.size)
     ]
-    return Gathering(payload, frame, under_way, spec, step, comm.rank)
+    return Gathering(payload, frame, under_way, spec, step, comm)
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,24 @@ class Gathering:
     under_way: list[Pending]
     spec: int
     step: Step
-    rank: int
+    comm: Comm
 
     def wait(self) -> dict[int, Tensor]:
         """Every other worker's frame, by rank. To be called once."""
-        size = len(self.under_way) + 1
-        return {(self.rank - by) % size: pending.wait() for by, pending in enumerate(self.under_way, start=1)}
+        rank, size = self.comm.rank, self.comm.size
+        return {(rank - by) % size: pending.wait() for by, pending in enumerate(self.under_way, start=1)}
 
     def open(self, messages: dict[int, Tensor]) -> list[Payload]:
         """Every worker's payload in rank order.
 
         All headers are checked before any body, so that a stray worker is named on all others alike.
         """
-        headers = {rank: frames.read_header(message, rank) for rank, message in sorted(messages.items())}
+        name = self.comm.name
+        headers = {rank: frames.read_header(message, name(rank)) for rank, message in sorted(messages.items())}
         for rank, header in headers.items():
-            frames.check_header(header, self.spec, self.step, rank)
-        opened = {rank: frames.open_checked(messages[rank], header, rank) for rank, header in headers.items()}
-        return [self.payload if rank == self.rank else opened[rank] for rank in range(len(messages) + 1)]
+            frames.check_header(header, self.spec, self.step, name(rank))
+        opened = {rank: frames.open_checked(messages[rank], header, name(rank)) for rank, header in headers.items()}
+        return [self.payload if rank == self.comm.rank else opened[rank] for rank in range(self.comm.size)]
 
 
 def receive_buffer(state: State, key: str, capacity: int) -> Tensor:

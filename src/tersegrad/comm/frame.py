@@ -19,6 +19,8 @@ All numbers are little-endian. Every worker checks the headers of all, so that a
 """
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +40,18 @@ assert _FIELDS.size + _CHECKSUM.size == HEADER_NBYTES
 
 class FrameError(ValueError):
     """A frame that cannot be decoded: it names the rank, what was expected and what came."""
+
+
+@contextmanager
+def blaming(*ranks: int) -> Iterator[None]:
+    """Names the rank that sent a payload which cannot be decoded."""
+    try:
+        yield
+    except FrameError:
+        raise
+    except ValueError as error:
+        who = ", ".join(map(str, ranks))
+        raise FrameError(f"rank {who} sent a frame that cannot be decoded: {error}") from error
 
 
 @dataclass(frozen=True)

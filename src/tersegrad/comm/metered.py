@@ -35,6 +35,10 @@ class Tap(Comm):
         """That of ``inner``."""
         return self.inner.shared
 
+    def name(self, rank: int) -> int:
+        """See Comm."""
+        return self.inner.name(rank)
+
     def same_on_all(self, compute: Callable[[], T], out: Tensor) -> T:
         """See Comm."""
         return self.inner.same_on_all(compute, out)

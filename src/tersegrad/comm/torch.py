@@ -1,7 +1,8 @@
 """TorchComm: the Comm over ``torch.distributed``."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from tersegrad.comm.traffic import padded_length
 from tersegrad.core import Comm, Pending
+
+_NO_TAG = 1 << 20  # of a message that nobody sends
 
 
 class NetworkError(RuntimeError):
@@ -37,6 +40,10 @@ class _Works(Pending):
         """Of a single operation."""
         work = self._works[0] if len(self._works) == 1 else None
         return None if work is None else work.get_future()
+
+    def result(self) -> Tensor:
+        """See Pending. torch tells the future of an operation before those who wait for the operation."""
+        return self._into
 
     def wait(self) -> Tensor:
         """See Pending."""
@@ -66,6 +73,7 @@ class TorchComm(Comm):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self._names = dist.get_process_group_ranks(group)
         self._receive_buffer = torch.empty(0, dtype=torch.uint8)
         self._send_buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -73,12 +81,34 @@ class TorchComm(Comm):
         """Lets go of the group; the Comm can be asked for its rank and size, and nothing else."""
         del self.group
 
+    def abort(self) -> None:
+        """Ends all operations that are under way, in whichever thread, with an error; nothing can be sent afterwards.
+
+        gloo has no call for that, but closes all connections when one message does not arrive in time.
+        """
+        never, other = torch.empty(1, dtype=torch.uint8), (self.rank + 1) % self.size
+        with suppress(RuntimeError):
+            self.group.recv([never], other, _NO_TAG).wait(timedelta(milliseconds=1))
+
     def start_all_reduce(self, x: Tensor) -> Pending:
         """Sums in place; gloo reduces every part of the ring in one place, so all workers get the same bits."""
         if self.size == 1 or not x.numel():
             return _Works([], x, x)
         with _network():
             return _Works([dist.all_reduce(x, group=self.group, async_op=True)], x, x)
+
+    def start_all_gather(self, x: Tensor) -> Pending:
+        """One operation of torch's."""
+        everybody = x.new_empty(self.size * x.numel())
+        if self.size == 1 or not x.numel():
+            return _Works([], x, everybody.copy_(x.repeat(self.size)))
+        with _network():
+            blocks = list(everybody.split(x.numel()))
+            return _Works([dist.all_gather(blocks, x, group=self.group, async_op=True)], x, everybody)
+
+    def name(self, rank: int) -> int:
+        """See Comm."""
+        return self._names[rank]
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Gathers blocks padded to the longest, because gloo refuses uneven ones."""

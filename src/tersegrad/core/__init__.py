@@ -91,7 +91,6 @@ from tersegrad.core.reducer import (
     Reducer,
     Wrapper,
     contribution,
-    idle,
     needs_of,
     nothing_left,
     phases,
@@ -99,6 +98,7 @@ from tersegrad.core.reducer import (
     refuse_memory,
     remembers,
     settled,
+    why_uncompressed,
 )
 from tersegrad.core.spec import Spec, doc_of, param, require, require_fraction
 from tersegrad.core.state import State, back_buffer, report, reserve, scratch, stage, staged
@@ -137,7 +137,6 @@ __all__ = [
     "encode",
     "encode_sum",
     "encoding",
-    "idle",
     "mix_seed",
     "needs_of",
     "nothing_left",
@@ -158,4 +157,5 @@ __all__ = [
     "stage",
     "staged",
     "subtract",
+    "why_uncompressed",
 ]

@@ -20,9 +20,13 @@ class Pending(ABC):
     def future(self) -> "torch.futures.Future[Any] | None":
         """Completes when ``wait`` would return at once, and fails as it would; None if there is no such thing.
 
-        For hosts that must not block. Whoever takes the future does not call ``wait``.
+        For hosts that must not block. Whoever takes the future does not call ``wait``, but ``result`` after it.
         """
         return None
+
+    def result(self) -> Tensor:
+        """What ``wait`` would return, once the future has completed."""
+        return self.wait()
 
 
 class Comm(ABC):
@@ -54,6 +58,17 @@ class Comm(ABC):
         in an empty ``into``. Messages between two workers arrive in the order in which they were started.
         """
 
+    def start_all_gather(self, x: Tensor) -> Pending:
+        """Begins to bring every worker's ``x`` to all: bytes, of the same length everywhere.
+
+        ``wait`` returns them in rank order, in memory of their own.
+        """
+        return _Gathering(self, x)
+
+    def name(self, rank: int) -> int:
+        """What people call a worker of this Comm: its rank among all processes."""
+        return rank
+
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """``x`` becomes the root's ``x``."""
@@ -70,6 +85,23 @@ class Comm(ABC):
         """Scratch that all buckets over this Comm share; never saved, used by one thread at a time."""
         scratch: dict[str, Any] = self.__dict__.setdefault("_shared", {})
         return scratch
+
+
+class _Gathering(Pending):
+    """An all-gather made of shifts."""
+
+    def __init__(self, comm: Comm, x: Tensor):
+        self._all = x.new_empty(comm.size, x.numel())
+        self._all[comm.rank] = x
+        self._under_way = [
+            comm.start_shift(x, self._all[(comm.rank - by) % comm.size], by) for by in range(1, comm.size)
+        ]
+
+    def wait(self) -> Tensor:
+        """See Pending."""
+        for pending in self._under_way:
+            pending.wait()
+        return self._all.view(-1)
 
 
 class Buffers:

@@ -1,7 +1,9 @@
 """Layout: which tensors a bucket holds. Step: what is known about one bucket in one training step."""
 
+import builtins
 import hashlib
 import math
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -80,6 +82,11 @@ class Layout:
                 shapes.append(shape if inside == end - begin else (inside,))
         return replace(self, names=tuple(names), shapes=tuple(shapes), place=(self.id, start, stop))
 
+    def ranges(self, names: Container[str]) -> "list[builtins.slice]":
+        """Where these tensors are in the bucket."""
+        ends = zip(self.names, self.offsets, self.offsets[1:], strict=False)
+        return [builtins.slice(start, stop) for name, start, stop in ends if name in names]
+
     @staticmethod
     def flat(numel: int, name: str = "x", seed: int = 0) -> "Layout":
         """A single vector."""
@@ -99,16 +106,23 @@ class Step:
         number: Of the step.
         lr: The optimizer's learning rate, where it is known.
         squares: The sum over samples of squared gradients, for methods that need it.
+        idle: Tensors that this worker has no gradient of in this step. What is remembered of them is not sent, because
+            the host may throw their mean away: it stays for a step in which they are used.
     """
 
     layout: Layout
     number: int = 0
     lr: float | None = None
     squares: Tensor | None = field(default=None, repr=False, compare=False)
+    idle: frozenset[str] = frozenset()
 
     def on(self, layout: Layout, squares: Tensor | None = None) -> "Step":
         """The same step for another bucket, e.g. for some of this one's tensors."""
-        return Step(layout, self.number, self.lr, squares)
+        return Step(layout, self.number, self.lr, squares, self.idle)
+
+    def idle_slices(self) -> list[slice]:
+        """Where the idle tensors are in the bucket."""
+        return self.layout.ranges(self.idle) if self.idle else []
 
 
 def mix_seed(*parts: int) -> int:

@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 
+def shape_of(parameter: Tensor) -> tuple[int, ...]:
+    """Of a parameter's slice of a bucket: DDP lays out complex numbers as pairs.
+
+    >>> shape_of(torch.zeros(3, 4, dtype=torch.complex64))
+    (3, 4, 2)
+    """
+    return (*parameter.shape, 2) if parameter.is_complex() else tuple(parameter.shape)
+
+
 def shaped(part: Tensor, parameter: Tensor) -> Tensor:
     """A parameter's slice of a flat bucket, in the parameter's shape; a view.
 
@@ -14,6 +23,8 @@ def shaped(part: Tensor, parameter: Tensor) -> Tensor:
     >>> bool((shaped(torch.tensor([0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]), weight) == weight).all())
     True
     """
+    if parameter.is_complex():
+        return torch.view_as_complex(part.view(*parameter.size(), 2))
     if not parameter.is_contiguous() and _fills_its_memory(parameter):
         return part.as_strided(parameter.size(), parameter.stride())
     return part.view(parameter.size())

@@ -189,9 +189,21 @@ class Memory(Wrapper):
         self.inner.clear(layout, state["inner"])
 
     @staticmethod
-    def _total(x: Vector, state: State) -> Sum:
-        """residual + x, where the next residual shall be: a step that is rolled back needs the present one again."""
-        return Sum(state["residual"], added(x), back_buffer(state, "residual"))
+    def _total(step: Step, x: Vector, state: State) -> Sum:
+        """residual + x, where the next residual shall be: a step that is rolled back needs the present one again.
+
+        Of idle tensors it is zero, so that nothing of them is sent; ``_hold`` puts their residual back.
+        """
+        total = Sum(state["residual"], added(x), back_buffer(state, "residual"))
+        for idle in step.idle_slices():
+            total.b[idle] = -total.a[idle]
+        return total
+
+    @staticmethod
+    def _hold(step: Step, total: Sum) -> None:
+        """After ``inner`` has sent: what was not offered to it is remembered on."""
+        for idle in step.idle_slices():
+            total.total[idle] += total.a[idle]
 
 
 def remembers(spec: Spec) -> bool:
@@ -239,11 +251,11 @@ def _phases_of_inner(reducer: Wrapper) -> list[Reducer]:
 
 
 @singledispatch
-def idle(reducer: Reducer, shapes: list[tuple[int, ...]]) -> str | None:
+def why_uncompressed(reducer: Reducer, shapes: list[tuple[int, ...]]) -> str | None:
     """Why it will send all tensors of these shapes uncompressed, and what to write instead; None if it will not."""
     return None
 
 
-@idle.register
-def _idle_inner(reducer: Wrapper, shapes: list[tuple[int, ...]]) -> str | None:
-    return idle(reducer.inner, shapes)
+@why_uncompressed.register
+def _why_inner(reducer: Wrapper, shapes: list[tuple[int, ...]]) -> str | None:
+    return why_uncompressed(reducer.inner, shapes)

@@ -3,7 +3,7 @@
 The rules are in the docstring of ``tersegrad.core``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -88,6 +88,22 @@ def _settle(state: State, keep: bool) -> None:
     for key, value in state.items():
         if isinstance(value, dict) and not key.startswith("_"):
             _settle(value, keep)
+
+
+def hold(state: State, layout: Layout, names: Container[str]) -> None:
+    """Forgets what was staged for these tensors alone. Numbers belong to the bucket: they stay staged."""
+    changed = state.get(_STAGED, {})
+    if isinstance(state.get("names"), list) and all(name in names for name in layout.names):
+        return roll_back(state)
+    for key, value in changed.items():
+        before = state.get(key)
+        if isinstance(value, Tensor) and isinstance(before, Tensor) and before.shape == value.shape == (layout.numel,):
+            for part in layout.ranges(names):
+                value[part] = before[part]
+    for key, value in state.items():
+        if isinstance(value, dict) and not key.startswith("_"):
+            hold(value, _covered(value, layout), names)
+    return None
 
 
 def reports(state: State) -> Iterator[State]:

@@ -18,39 +18,54 @@ from tersegrad.engine.reassembly import Reassembly
 class Bookkeeping:
     """Reads and writes the state of all buckets."""
 
-    def __init__(self, spec: Reducer, store: BucketStore, reassembly: Reassembly, comm: Metered, numel: dict[str, int]):
+    def __init__(
+        self,
+        spec: Reducer,
+        store: BucketStore,
+        reassembly: Reassembly,
+        comm: Metered,
+        numel: dict[str, int],
+        required: frozenset[str],
+    ):
         self._spec = spec
         self._store = store
         self._reassembly = reassembly
         self._comm = comm
         self._numel = numel
+        self._required = required
 
     def metrics(self, dense_bytes: int, norms: bool) -> dict[str, Any]:
         """See ``Handle.metrics``."""
         figures = metrics_of(self._spec, self._store, self._comm, dense_bytes)
         return {**figures, "residual_norm": residual_norm(self._spec, self._store)} if norms else figures
 
-    def state_dict(self, step: int) -> checkpoint.Saved:
+    def state_dict(self, step: int, run: str) -> checkpoint.Saved:
         """This rank's state by tensor name."""
         buckets = self._reassembly.saved or [list(entry.layout.names) for entry in self._store.entries()]
         return {
             "format": checkpoint.FORMAT,
             "spec": repr(self._spec),
             "step": step,
+            "run": run,
             "rank": self._comm.rank,
             "ranks": self._comm.size,
             "buckets": buckets,
             "tensors": {name: states.copy(piece) for name, piece in self._store.pieces().items()},
         }
 
-    def load(self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool, same_buckets: bool) -> checkpoint.Saved:
-        """Takes up one of the saved states, and returns it. Nothing changes if it does not fit."""
+    def select(
+        self, saved: checkpoint.Saved | checkpoint.Shards, strict: bool
+    ) -> tuple[checkpoint.Saved, dict[str, State]]:
+        """The one of the saved states that this rank takes up, and its entries; refuses what does not fit."""
         one = checkpoint.select(saved, self._comm.rank, self._comm.size)
-        pieces = checkpoint.require_fit(one, self._spec, self._numel, self._store.fresh_piece, strict)
+        fit = checkpoint.require_fit(one, self._spec, self._numel, self._required, self._store.fresh_piece, strict)
+        return one, fit
+
+    def load(self, one: checkpoint.Saved, pieces: dict[str, State], same_buckets: bool) -> None:
+        """Takes up a state that ``select`` has found to fit."""
         self._store.load(pieces)
         if not same_buckets:
             self._reassembly.load(one["buckets"], one["step"])
-        return one
 
     def flush(self, put: Callable[[str, Tensor], None]) -> None:
         """Sends every residual, uncompressed, and clears it; ``put`` is given each tensor's mean."""

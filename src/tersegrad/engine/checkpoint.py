@@ -42,10 +42,10 @@ def _one_of_all(saved: Shards, rank: int, ranks: int) -> Saved:
     for state in saved:
         _require_format(state)
         first = first or {key: value for key, value in state.items() if key != "tensors"}
-        for key in ("ranks", "spec", "step"):
-            if state[key] != first[key]:
+        for key in ("ranks", "spec", "step", "run"):
+            if state.get(key) != first.get(key):
                 raise ValueError(
-                    f"the states are of different runs: {key} is {first[key]!r} here and {state[key]!r} there."
+                    f"the states are of different runs: {key} is {first.get(key)!r} here and {state.get(key)!r} there."
                 )
         if state["rank"] in seen:
             raise ValueError(f"the state of rank {state['rank']} was given twice.")
@@ -115,7 +115,12 @@ class _Mean:
 
 
 def require_fit(
-    saved: Saved, spec: Reducer, sizes: dict[str, int], fresh: Callable[[str], State], strict: bool
+    saved: Saved,
+    spec: Reducer,
+    sizes: dict[str, int],
+    required: frozenset[str],
+    fresh: Callable[[str], State],
+    strict: bool,
 ) -> dict[str, State]:
     """The entries that belong to the model; refuses others, or leaves them out if not ``strict``."""
     if saved["spec"] != repr(spec):
@@ -130,7 +135,7 @@ def require_fit(
             raise ValueError(
                 f"the state has entries for parameters that the model does not have: {', '.join(unknown)}."
             )
-        if entries and (missing := sorted(set(sizes) - set(entries))):
+        if entries and (missing := sorted(required - set(entries))):
             raise ValueError(f"the state has no entry for these parameters of the model: {', '.join(missing)}.")
         for name, text in wrong.items():
             if text:
@@ -147,6 +152,24 @@ def _misfit(saved: State, fresh: State, path: str = "") -> str:
                 return text
         elif isinstance(value, Tensor) and isinstance(expected, Tensor) and value.numel() != expected.numel():
             return f"{path}{key} has {value.numel()} elements, and {expected.numel()} are needed"
+    return ""
+
+
+def identity(saved: Saved) -> dict[str, Any]:
+    """What the states that ranks load together have in common."""
+    return {"step": saved["step"], "run": saved.get("run", ""), "ranks": saved["ranks"]}
+
+
+def disagreement(heard: dict[int, dict[str, Any]]) -> str:
+    """In what the states differ that ranks have loaded; empty if in nothing. By rank, as ``identity`` gives them."""
+    for key in ("step", "run", "ranks"):
+        told = {rank: said[key] for rank, said in heard.items()}
+        if len(set(told.values())) > 1:
+            words = ", ".join(f"{key} {value} on rank {rank}" for rank, value in told.items())
+            return (
+                f"the ranks have loaded states that do not belong together: {words}. All ranks load what was saved "
+                "after the same step of the same run. Nothing was loaded."
+            )
     return ""
 
 

@@ -7,11 +7,13 @@ blame; one that is silent is dead, stopped, or out of reach; one that has not co
 hangs. A rank that fails stays until the others have read its error: it may be the one that holds the store.
 """
 
+import json
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # as torch.distributed, which does not export it to type checkers
@@ -28,6 +30,10 @@ _made: Counter[str] = Counter()  # how many there were of each name
 Doing = tuple[bool, int]  # whether the worker is in an exchange, and the step that it is in or waits for
 
 
+class AloneError(ValueError):
+    """This rank was given a state to load, and another was not."""
+
+
 class FailureReporter:
     """Writes and reads how the ranks of one group failed. ``start`` it before ``explain`` is called."""
 
@@ -39,7 +45,9 @@ class FailureReporter:
         grace: float = GRACE,
     ):
         self.rank, self.size, self.grace = dist.get_rank(ranks), dist.get_world_size(ranks), grace
+        self._names = dist.get_process_group_ranks(ranks)  # as people know them: ranks among all processes
         self._doing = doing
+        self._loads = 0
         name = "all" if group is None else group.group_name
         _made[name] += 1  # as on all others
         self._store = PrefixStore(f"tersegrad/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
@@ -58,7 +66,7 @@ class FailureReporter:
 
     def explain(self, error: BaseException) -> BaseException:
         """Writes the error to the store. An error of the network is given the reason that the others tell."""
-        if self.size == 1:
+        if not self._thread.is_alive():  # a single rank, or the end of the process
             return error
         network = isinstance(error, NetworkError)
         step = self._doing()[1]
@@ -79,7 +87,46 @@ class FailureReporter:
         if not network:
             return error
         reason = self._reason(step, bool(reached))
-        return NetworkError(f"{reason} This rank, {self.rank}, saw in step {step}: {error}")
+        return NetworkError(f"{reason} This rank, {self._names[self.rank]}, saw in step {step}: {error}")
+
+    def compare(self, mine: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
+        """Writes to the store what this rank was given to load, and waits for what the others were given.
+
+        Raises:
+            AloneError: Some rank was given nothing in this time.
+        """
+        self._loads += 1
+        if not self._thread.is_alive():
+            return {self._names[self.rank]: mine}
+        heard: dict[int, str] = {}
+        finished, this, over = threading.Event(), self._loads, time.monotonic() + timeout
+
+        def ask() -> None:
+            try:
+                self._store.set(f"load {this} {self.rank}", json.dumps(mine))
+                while len(heard) < self.size and time.monotonic() < over:
+                    heard.update(self._found(f"load {this}", heard))
+                    time.sleep(0.0 if len(heard) == self.size else _PAUSE)
+            except Exception:  # the store is gone; who is missing is said below
+                pass
+            finished.set()
+
+        self._jobs.put(ask)
+        finished.wait(timeout + self.grace)
+        if len(heard) < self.size:
+            raise AloneError(self._alone(mine, [rank for rank in range(self.size) if rank not in heard]))
+        return {self._names[rank]: json.loads(text) for rank, text in sorted(heard.items())}
+
+    def _alone(self, mine: dict[str, Any], missing: list[int]) -> str:
+        given = f"a state of step {mine['step']}" if "step" in mine else "a state that does not fit"
+        return (
+            f"rank {self._names[self.rank]} was given {given} to load, and {self._called(missing)} not given any. "
+            "All ranks load together what they have saved after the same step."
+        )
+
+    def _called(self, ranks: list[int]) -> str:
+        names = ", ".join(str(self._names[rank]) for rank in ranks)
+        return f"rank {names} was" if len(ranks) == 1 else f"ranks {names} were"
 
     def stop(self) -> None:
         """Ends the thread, unless the store holds it."""
@@ -88,8 +135,9 @@ class FailureReporter:
             self._thread.join(1.0)
 
     def _reason(self, step: int, reached: bool) -> str:
-        if failed := [f"rank {rank} {error}." for rank, error in self._errors.items() if error.startswith("failed")]:
-            return " ".join(failed)
+        failed = [rank for rank, error in self._errors.items() if error.startswith("failed")]
+        if failed:
+            return " ".join(f"rank {self._names[rank]} {self._errors[rank]}" for rank in failed)
         if not reached:
             return (
                 "the workers have lost each other, and the store of the rendezvous cannot be reached either: rank 0, "
@@ -98,15 +146,22 @@ class FailureReporter:
         heard = {*self._errors, *self._answers, self.rank}
         if silent := [rank for rank in range(self.size) if rank not in heard]:
             return (
-                f"{_ranks(silent)} not answer: ended, killed, stopped, closed or out of reach, or attach() was "
+                f"{self._who_does(silent)} not answer: ended, killed, stopped, closed or out of reach, or attach() was "
                 "never called there."
             )
         if late := [rank for rank in range(self.size) if self._is_late(rank, step)]:
             return (
-                f"{_ranks(late)} answer, but did not come to step {step} in time: the script hangs there, or is slower "
-                "than the timeout allows."
+                f"{self._who_does(late)} answer, but did not come to step {step} in time: the script hangs there, or "
+                "is slower than the timeout allows."
             )
-        return "all ranks answer, but lost contact: a link was down for longer than the timeout, or one was too slow."
+        return (
+            "all ranks answer, but lost contact: a link was down for longer than the timeout, or one was too slow; or "
+            "the ranks do not do the same (backward, flush and check_replicas must be called by all alike)."
+        )
+
+    def _who_does(self, ranks: list[int]) -> str:
+        names = ", ".join(str(self._names[rank]) for rank in ranks)
+        return f"rank {names} does" if len(ranks) == 1 else f"ranks {names} do"
 
     def _is_late(self, rank: int, step: int) -> bool:
         """Whether a rank is out of all exchanges and not ahead of this one."""
@@ -160,12 +215,11 @@ class FailureReporter:
             time.sleep(_PAUSE)
 
     def _read(self) -> None:
-        for rank in range(self.size):
-            if rank != self.rank:
-                for kind, heard in (("error", self._errors), ("answer", self._answers)):
-                    if rank not in heard and self._store.check([f"{kind} {rank}"]):
-                        heard[rank] = self._store.get(f"{kind} {rank}").decode(errors="replace")
+        for kind, heard in (("error", self._errors), ("answer", self._answers)):
+            heard.update(self._found(kind, {*heard, self.rank}))
 
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]} does" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} do"
+    def _found(self, kind: str, known: Container[int]) -> dict[int, str]:
+        """What other ranks have written under a key, as far as it is not known."""
+        unknown = [rank for rank in range(self.size) if rank not in known]
+        there = [rank for rank in unknown if self._store.check([f"{kind} {rank}"])]
+        return {rank: self._store.get(f"{kind} {rank}").decode(errors="replace") for rank in there}

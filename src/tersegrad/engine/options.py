@@ -35,6 +35,15 @@ class Options:
                 f"timeout={self.timeout!r}: give the seconds to wait for another worker, e.g. timeout=300."
             )
 
+    def facts(self) -> dict[str, object]:
+        """What must be the same on all workers, by its name in ``attach``."""
+        return {
+            "seed": self.seed,
+            "nonfinite": self.nonfinite,
+            "scaler": "none" if self.scaler is None else "given",
+            "check_replicas": self.check_replicas,
+        }
+
     def lr(self) -> float | None:
         """The learning rate now, where it is known: the highest of the optimizer's groups."""
         return None if self.optimizer is None else max(float(g["lr"]) for g in self.optimizer.param_groups)

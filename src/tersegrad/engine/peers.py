@@ -1,9 +1,12 @@
 """Peers: an engine's way to the other workers, and what they are told when something fails."""
 
+import json
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,13 +20,23 @@ from tersegrad.engine.options import Options
 class Peers(ABC):
     """The other workers of one engine."""
 
+    may_differ: ClassVar[bool] = True  # whether they may have been told, or come to do, something else
+
     @abstractmethod
     def connect(self) -> Comm:
         """A Comm for this engine alone; ``NetworkError`` if not all workers came."""
 
     @abstractmethod
-    def agree(self, mine: str) -> None:
-        """All workers say what they are about to do; ``ValueError`` on every worker if one differs."""
+    def agree(self, mine: dict[str, object]) -> str:
+        """All workers say what they are about to do, and get a name for this run.
+
+        Raises:
+            ValueError: One differs; on every worker, with what each said.
+        """
+
+    @abstractmethod
+    def compare_loaded(self, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """All workers say which state they have been given; what each said, by rank."""
 
     @abstractmethod
     def explain(self, error: BaseException) -> BaseException:
@@ -36,6 +49,10 @@ class Peers(ABC):
     def turn(self) -> AbstractContextManager[None]:
         """What the worker's thread does is done inside."""
         return nullcontext()
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends whatever the worker's thread waits for, with an error; at the end of the process only."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -68,18 +85,28 @@ class Processes(Peers):
     def connect(self) -> Comm:
         """See Peers."""
         network, group = self._options.network, self._options.group
-        self._group = group or _new_group(self._options.timeout)
+        timeout = timedelta(seconds=self._options.timeout)
+        self._group = group or _new_group(timeout)
+        if group is not None:  # for our use alone, so its timeout is ours to set
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
         self._comm = TorchComm(self._group)
         return self._comm if network is None else network(self._comm)
 
-    def agree(self, mine: str) -> None:
-        """Who differs is named on every rank."""
+    def agree(self, mine: dict[str, object]) -> str:
+        """Who differs is named on every rank. The run's name is drawn by the first."""
         assert self._comm is not None
-        said = self._comm.all_gather(torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8))
-        texts = [bytes(text.tolist()).decode(errors="replace") for text in said]
-        if len(set(texts)) > 1:
-            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
-            raise ValueError(f"the workers do not agree:\n{lines}\nCall attach() with the same spec on every worker.")
+        facts = {name: str(value) for name, value in mine.items()}
+        said = self._comm.all_gather(_bytes_of(json.dumps([facts, secrets.token_hex(8)])))
+        heard = [json.loads(bytes(text.tolist())) for text in said]
+        ranks = {self._comm.name(rank): theirs for rank, (theirs, _) in enumerate(heard)}
+        if any(theirs != facts for theirs in ranks.values()):
+            raise ValueError(_disagreement(ranks))
+        run: str = heard[0][1]
+        return run
+
+    def compare_loaded(self, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """Through the store: a rank that loads nothing is in a step of its own, and must not be mixed up with this."""
+        return self._reporter.compare(mine, self._options.timeout)
 
     def explain(self, error: BaseException) -> BaseException:
         """See FailureReporter."""
@@ -88,6 +115,11 @@ class Processes(Peers):
     def stop(self) -> None:
         """No more alarms."""
         self._reporter.stop()
+
+    def abort(self) -> None:
+        """See Peers."""
+        if self._comm is not None:
+            self._comm.abort()
 
     def close(self) -> None:
         """Frees the group, if it was made here."""
@@ -99,9 +131,35 @@ class Processes(Peers):
                 self._comm.release()
 
 
-def _new_group(timeout: float) -> dist.ProcessGroup:
+def _bytes_of(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _disagreement(ranks: dict[int, dict[str, str]]) -> str:
+    """All that ranks were told, and in what they differ."""
+    lines = [f"  rank {rank}: {_line(facts)}" for rank, facts in ranks.items()]
+    first, (_, usual) = next(iter(ranks)), next(iter(ranks.items()))
+    differ = []
+    for name in dict.fromkeys(name for facts in ranks.values() for name in facts):
+        other = next((rank for rank, facts in ranks.items() if facts.get(name) != usual.get(name)), None)
+        if other is not None:
+            differ.append(f"{name} ({usual.get(name)} on rank {first}, {ranks[other].get(name)} on rank {other})")
+    return (
+        "the workers do not agree:\n" + "\n".join(lines) + f"\nThey differ in {', '.join(differ)}. "
+        "Call attach() with the same spec and the same arguments on every worker."
+    )
+
+
+def _line(facts: dict[str, str]) -> str:
+    rest = {name: value for name, value in facts.items() if name not in ("tersegrad", "spec", "parameters")}
+    told = ", ".join(f"{name}={value}" for name, value in rest.items())
+    start = f"tersegrad {facts.get('tersegrad')}, {facts.get('spec')}, {facts.get('parameters')} parameters"
+    return f"{start}, {told}"
+
+
+def _new_group(timeout: timedelta) -> dist.ProcessGroup:
     try:
-        group: dist.ProcessGroup = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
+        group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="gloo")
     except RuntimeError as error:
         raise NetworkError(str(error)) from error
     return group

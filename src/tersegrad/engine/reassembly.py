@@ -30,8 +30,9 @@ class _Member:
 class Reassembly:
     """Holds gradients back that are not in saved buckets, until all of the step are there."""
 
-    def __init__(self, numel: dict[str, int]):
+    def __init__(self, numel: dict[str, int], required: frozenset[str]):
         self._numel = numel
+        self._required = required
         self.saved: list[list[str]] = []  # names in the saved buckets; empty if there are none to be assembled
         self._loaded_at = 0
         self._held: list[Gradient] = []
@@ -39,8 +40,8 @@ class Reassembly:
     def load(self, buckets: list[list[str]], step: int) -> None:
         """Begins to assemble these buckets, if they hold the model's tensors."""
         buckets = [names for names in buckets if names]
-        same = sorted(name for names in buckets for name in names) == sorted(self._numel)
-        self.saved, self._loaded_at = buckets if same else [], step
+        names = {name for bucket in buckets for name in bucket}
+        self.saved, self._loaded_at = buckets if self._required <= names <= set(self._numel) else [], step
 
     def is_over(self, step: int) -> bool:
         """Whether the host's buckets are known to be the final ones."""
@@ -57,9 +58,13 @@ class Reassembly:
         """The saved buckets of what was held, each with a function that puts its mean back where it came from."""
         if self._held:
             members = {name: member for gradient in self._held for name, member in self._members(gradient)}
-            for names in self.saved:
-                if names[0] in members:
+            found = [names for names in self.saved if names[0] in members]
+            if sorted(name for names in found for name in names) == sorted(members):
+                for names in found:
                     yield _assemble([members[name] for name in names], tuple(names))
+            else:  # the host has other tensors in its buckets now
+                self.saved = []
+                yield from ((gradient, _nothing) for gradient in self._held)
             self._held.clear()
         if step - self._loaded_at >= STEPS_TO_REBUILD:
             self.saved = []
@@ -69,6 +74,10 @@ class Reassembly:
         for name in gradient.names:
             yield name, _Member(gradient, start, start + self._numel[name])
             start += self._numel[name]
+
+
+def _nothing() -> None:
+    """The mean is where it belongs."""
 
 
 def _assemble(members: list[_Member], names: tuple[str, ...]) -> tuple[Gradient, Callable[[], None]]:

@@ -19,14 +19,21 @@ def compare(parameters: dict[str, Tensor], comm: Comm, step: int) -> None:
     differs = (table != table[0]).any(0)
     if bool(differs.any()):
         first = int(differs.nonzero()[0])
-        votes = table[:, first].tolist()
-        usual = max(votes, key=votes.count)
-        odd = [str(rank) for rank, vote in enumerate(votes) if vote != usual]
         raise ReplicasDifferError(
-            f"before step {step}, parameter {list(parameters)[first]} is not the same on all ranks: rank "
-            f"{', '.join(odd)} holds something else than most ({int(differs.sum())} of {len(parameters)} parameters "
+            f"before step {step}, parameter {list(parameters)[first]} is not the same on all ranks: "
+            f"{_odd_ones(table[:, first].tolist(), comm)} ({int(differs.sum())} of {len(parameters)} parameters "
             "differ). Weights were changed on some ranks only, or the model was not the same when DDP was made."
         )
+
+
+def _odd_ones(votes: list[int], comm: Comm) -> str:
+    """Who holds something else than most, where there are most."""
+    usual = max(votes, key=votes.count)
+    names = {vote: [str(comm.name(rank)) for rank, other in enumerate(votes) if other == vote] for vote in votes}
+    if 2 * len(names[usual]) <= len(votes):
+        return f"no majority of ranks holds the same, {' against '.join(' and '.join(n) for n in names.values())}"
+    odd = [name for vote, those in names.items() if vote != usual for name in those]
+    return f"rank {', '.join(odd)} holds something else than most"
 
 
 def _checksum(parameter: Tensor) -> int:

@@ -14,6 +14,7 @@ import torch
 from tersegrad.comm.metered import Metered
 from tersegrad.comm.torch import NetworkError
 from tersegrad.engine.gradient import Done, Gradient
+from tersegrad.engine.roll_call import RollCall, StepsDifferError
 
 
 class InFlightTimer:
@@ -41,8 +42,9 @@ class InFlightTimer:
 class Uncompressed:
     """All-reduces buckets as they are."""
 
-    def __init__(self, comm: Metered, fail: Callable[[NetworkError, Done], None]):
+    def __init__(self, comm: Metered, roll_call: RollCall | None, fail: Callable[[Exception, Done], None]):
         self._comm = comm
+        self._roll_call = roll_call
         self._fail = fail
         self._timer = InFlightTimer()
 
@@ -51,24 +53,30 @@ class Uncompressed:
         """Whether any bucket is under way."""
         return self._timer.count > 0
 
-    def start(self, gradient: Gradient) -> None:
-        """On the host's thread."""
+    def start(self, gradient: Gradient, last: bool) -> None:
+        """On the host's thread. The last bucket of a step is done when the roll has been called, too."""
         self._timer.begin()
-        pending = self._comm.start_all_reduce(gradient.buffer.div_(self._comm.size))
-        future = pending.future()
-        if future is None:
-            pending.wait()
-            self._comm.add_wait(self._timer.end())
-            gradient.done(None)
-        else:
-            future.add_done_callback(lambda done: self._land(done, gradient))
+        if self._roll_call is not None:
+            self._roll_call.see(gradient.names)
+        future = self._comm.start_all_reduce(gradient.buffer.div_(self._comm.size)).future()
+        assert future is not None, "gloo has one"
+        calls = self._roll_call if last else None
+        if calls is not None:
+            said = calls.start(gradient.step).future()
+            assert said is not None, "gloo has one"
+            future = torch.futures.collect_all([future, said])
+        future.add_done_callback(lambda done: self._land(done, gradient, calls))
 
-    def _land(self, future: "torch.futures.Future[Any]", gradient: Gradient) -> None:
+    def _land(self, future: "torch.futures.Future[Any]", gradient: Gradient, calls: RollCall | None) -> None:
         """On gloo's thread."""
         self._comm.add_wait(self._timer.end())
         try:
             future.value()
+            if calls is not None:
+                calls.finish(wait=False)
         except RuntimeError as error:
             self._fail(NetworkError(str(error)), gradient.done)
+        except StepsDifferError as error:
+            self._fail(error, gradient.done)
         else:
             gradient.done(None)

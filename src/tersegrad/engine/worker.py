@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE = 2.0  # seconds that a thread is waited for at the end of the process
 
 
 class Worker:
@@ -82,6 +83,15 @@ class Worker:
         self._jobs.put(None)
         self._thread.join()
         return True
+
+    def end(self, abort: Callable[[], None]) -> None:
+        """Ends the thread soon, for the end of the process: what it waits for is aborted if it does not come."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join(PATIENCE)
+            if self._thread.is_alive():
+                abort()
+                self._thread.join(PATIENCE)
 
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:

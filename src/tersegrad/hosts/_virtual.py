@@ -30,6 +30,8 @@ def worker_seed(seed: int, worker: int) -> int:
 class VirtualPeers(Peers):
     """The other workers of a Hub."""
 
+    may_differ = False
+
     def __init__(self, hub: Hub, rank: int, decisions: Sequence[Mapping[str, Any]] | None):
         self._hub = hub
         self._rank = rank
@@ -44,8 +46,13 @@ class VirtualPeers(Peers):
         Decisions(self._decisions).put(comm)
         return comm
 
-    def agree(self, mine: str) -> None:
+    def agree(self, mine: dict[str, object]) -> str:
         """They are told the same."""
+        return "simulated"
+
+    def compare_loaded(self, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """They load one after the other, and are given what belongs together."""
+        return {self._rank: mine}
 
     def explain(self, error: BaseException) -> BaseException:
         """Releases the others, which wait for this worker."""
@@ -56,6 +63,10 @@ class VirtualPeers(Peers):
     def turn(self) -> AbstractContextManager[None]:
         """One worker's thread runs at a time."""
         return self._hub.turn()
+
+    def abort(self) -> None:
+        """Releases all of them."""
+        self._hub.abort("the process ends")
 
     def stop(self) -> None:
         """Nothing runs."""

@@ -5,9 +5,11 @@ it holds the mean. DDP makes new buckets after the first steps; the engine finds
 (No ``from __future__ import annotations`` here: DDP compares the hook's annotations as objects.)
 """
 
+import hashlib
+import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,12 +19,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core import Comm, Reducer, Spec, needs_of
+from tersegrad.core.memory_format import shape_of
 from tersegrad.engine import Engine, Gradient, Options, Processes
 from tersegrad.hosts import _checks
 from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts.handle import Handle
-from tersegrad.hosts.parameter_shift import ParameterShift
+from tersegrad.hosts.parameter_shift import ParameterShift, when_backward_has_ended
 from tersegrad.per_sample import SquaredGradients
+from tersegrad.reducers import Dense
 from tersegrad.specs import parse_reducer
 
 
@@ -41,16 +45,19 @@ def attach(
 ) -> Handle:
     """Makes a DDP model average its gradients by ``spec``. Every rank calls it, once, after wrapping the model in DDP.
 
+    ``spec``, ``seed``, ``nonfinite``, ``check_replicas`` and whether there is a ``scaler`` must be the same on all.
+
     Args:
         model: A DDP model with its parameters on the CPU.
         spec: A preset, an expression or a reducer object; the same on every rank.
         network: Wraps the communication, e.g. ``Throttled("100Mbit")``.
         seed: Feeds all randomness of the method.
-        timeout: Seconds that a worker waits for another before it gives up.
+        timeout: Seconds that a worker waits for another before it gives up; that of a ``group`` is set to it.
         group: A gloo group for our use alone. Needed only for a model that lives on some of the ranks, because all
             ranks must take part in making a group.
         optimizer: Tells the learning rate (the highest of its groups) to specs that follow it (``Schedule``), must have
-            no momentum where the spec has (``MomentumCorrection``), and is an SGD for ``StepAhead``.
+            no momentum where the spec has (``MomentumCorrection``, ``SignSGD(momentum=...)``), and is an SGD for
+            ``StepAhead``. These specs insist on it.
         scaler: The GradScaler of mixed precision: residuals are then kept in unscaled units, and survive a change of
             the scale.
         nonfinite: What becomes of a step with a NaN or an infinity on any rank: "propagate" (all ranks get it, so that
@@ -75,6 +82,8 @@ def attach(
     _checks.require_own_group(model.process_group, group)
     options = Options(network, seed, timeout, group, optimizer, scaler, nonfinite, check_replicas)
     _checks.require_optimizer(reducer, optimizer)
+    _checks.require_gradients(reducer, model)
+    _checks.warn_if_nothing_is_compressed(reducer, model.module)
     slot = _slots.get(model)
     if slot is not None and slot.attachment is not None:
         raise RuntimeError(
@@ -123,25 +132,31 @@ class _Attachment:
 
     def __init__(self, model: DistributedDataParallel, spec: Reducer, options: Options):
         everything = dict(model.module.named_parameters())
-        trained = {name: p for name, p in everything.items() if p.requires_grad}
+        # DDP has cut its buckets already: some that are frozen now may be in them, and none that it was told to ignore.
+        reduced = {name: p for name, p in everything.items() if name not in model.parameters_to_ignore}
         self._name_of = {id(p): name for name, p in everything.items()}
+        self._compresses = not isinstance(spec, Dense)
         self._names: dict[tuple[int, ...], tuple[str, ...]] = {}  # of the tensors in a bucket, by their ids
         self._squares = squares_for(spec, model.module)
         self._square_sums: dict[tuple[str, ...], Tensor] = {}  # by bucket; the model's hooks add to them
         self._shift: ParameterShift | None = None
+        self._error: BaseException | None = None  # of this step
         self.engine = Engine(
             spec,
-            {name: tuple(p.shape) for name, p in trained.items()},
+            {name: shape_of(p) for name, p in reduced.items()},
             options,
             Processes(model.process_group, options),
-            lambda: {name: self._unshifted(p) for name, p in everything.items()},
+            lambda: {name: self._unshifted(p) for name, p in reduced.items()},
+            frozenset(name for name, p in reduced.items() if p.requires_grad),
+            model.find_unused_parameters,
+            _facts(model, reduced),
         )
         lookahead = needs_of(spec).lookahead
         if lookahead:
             assert options.optimizer is not None, "refused before"
-            self._shift = ParameterShift(options.optimizer, lookahead, lambda: self._residuals(trained), options.scale)
+            self._shift = ParameterShift(options.optimizer, lookahead, lambda: self._residuals(reduced), options.scale)
             self._shift.watch(model)
-        self.handle = Handle(self.engine, trained, self._shift, self._detach)
+        self.handle = Handle(self.engine, reduced, self._shift, self._detach)
 
     def _unshifted(self, parameter: Tensor) -> Tensor:
         return parameter if self._shift is None else self._shift.unshifted(parameter)
@@ -165,13 +180,28 @@ class _Attachment:
             )
         parameters, buffer, last = bucket.parameters(), bucket.buffer(), bucket.is_last()
         names = self._names_in(parameters)
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        if self._compresses:
+            _checks.require_strided(buffer, names)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         squares = None if self._squares is None else self._squares_in(self._squares, names, parameters)
         if last and self._shift is not None:
             self._shift.restore_after_backward()
-        done = _completing(future, buffer)
-        self.engine.submit(Gradient(names, buffer, done, squares), last)
-        return future.then(_unwrap)
+        if last:
+            when_backward_has_ended(self._raise_error)
+        self.engine.submit(Gradient(names, buffer, partial(self._done, future, buffer), squares), last)
+        return future
+
+    def _done(self, future: "torch.futures.Future[torch.Tensor]", buffer: Tensor, error: BaseException | None) -> None:
+        """On any thread. What a future raises loses its type on the way, so the error is raised after backward."""
+        if error is not None:
+            self._error = self._error or error
+            buffer.fill_(math.nan)  # nobody shall take it for a gradient
+        future.set_result(buffer)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _names_in(self, parameters: list[Tensor]) -> tuple[str, ...]:
         key = tuple(map(id, parameters))
@@ -190,14 +220,10 @@ class _Attachment:
         return self._square_sums[names]
 
 
-def _completing(future: "torch.futures.Future[Any]", buffer: Tensor) -> Callable[[BaseException | None], None]:
-    return lambda error: future.set_result((buffer, error))
-
-
-def _unwrap(future: torch.futures.Future[Any]) -> Tensor:
-    """Futures lose an exception's type and text when it is set on them, but keep what is raised here."""
-    buffer, error = future.value()
-    if error is not None:
-        raise error
-    result: Tensor = buffer
-    return result
+def _facts(model: DistributedDataParallel, parameters: dict[str, Tensor]) -> dict[str, object]:
+    """What of a model must be the same on all ranks; of its tensors a hash, which is shorter."""
+    tensors = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in parameters.items()]
+    return {
+        "find_unused_parameters": model.find_unused_parameters,
+        "names, shapes and dtypes": hashlib.blake2b(repr(tensors).encode(), digest_size=8).hexdigest(),
+    }

@@ -77,10 +77,12 @@ class Handle:
     def flush(self) -> None:
         """Puts the mean of all residuals into the parameters' ``.grad``, and clears them; all ranks call it.
 
-        For the end of training, and before the learning rate drops: then ``optimizer.step()`` applies it. What was in
-        ``.grad`` is replaced. It goes out uncompressed, in float32: as many bytes as one plain step.
+        For the end of training, and before the learning rate drops. ``.grad`` is then as backward leaves it, scaled
+        where attach was given a ``scaler``: what your loop does after backward (unscale, clip, step) applies it. What
+        was in ``.grad`` is replaced. It goes out uncompressed, in float32: as many bytes as one plain step.
         """
-        self._engine.flush(self._put_gradient)
+        scale = self._engine.scale()
+        self._engine.flush(lambda name, mean: self._put_gradient(name, mean.mul_(scale)))
 
     def _put_gradient(self, name: str, mean: Tensor) -> None:
         parameter = self._parameters[name]

@@ -90,11 +90,8 @@ class ParameterShift:
 
     def restore_after_backward(self) -> None:
         """Called in backward: restores the weights when all of it is done."""
-        _when_backward_ends(self._after_backward)
-
-    def _after_backward(self) -> None:
-        self.restore()
-        _when_backward_ends(self.look)  # only now: DDP, too, has something to do at the end, which fills ``.grad``
+        _when_backward_ends(self.restore)
+        when_backward_has_ended(self.look)
 
     def look(self) -> None:
         """The norm of the mean as backward leaves it."""
@@ -133,6 +130,11 @@ def move(home: Tensor, residual: Tensor, rate: float, there: Tensor) -> None:
 
 def _when_backward_ends(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def when_backward_has_ended(function: Callable[[], None]) -> None:
+    """Called in backward: calls a function after DDP, which has something to do at the end, too: it fills ``.grad``."""
+    _when_backward_ends(lambda: _when_backward_ends(function))
 
 
 def _norm(parameters: list[Tensor], every: int) -> float:

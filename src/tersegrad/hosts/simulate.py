@@ -98,6 +98,7 @@ class Simulation:
             )
         require_decisions(self.spec, decisions)
         _checks.require_optimizer(self.spec, training.optimizer)
+        _checks.warn_if_nothing_is_compressed(self.spec, training.model)
         self.training = training
         self.workers = workers
         self._bucket_cap_mb = bucket_cap_mb

@@ -1,7 +1,7 @@
 """Segments of a bucket, for reducers in which every worker reduces one segment."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class Segmentation:
 
 
 class Term(NamedTuple):
-    """``scale * decoded(payload)``, and the rank that sent the payload."""
+    """``scale * decoded(payload)``, and what people call the rank that sent the payload."""
 
     payload: Payload
     scale: float
@@ -157,7 +157,7 @@ class Segment:
                 pass
         elif adds_in_place(self.compressor):
             for payload, scale, rank in terms:
-                with _blaming(rank):
+                with frames.blaming(rank):
                     accumulate(self.compressor, payload, self.x, scale)
         else:
             self._add_transformed(list(terms))
@@ -167,32 +167,20 @@ class Segment:
         if terms:
             assert len({term.scale for term in terms}) == 1
             total = scratch(self.memory, "sum", self.x.numel(), torch.float32, self.x.device)
-            with _blaming(*(term.rank for term in terms)):
+            with frames.blaming(*(term.rank for term in terms)):
                 decode_sum(self.compressor, [term.payload for term in terms], terms[0].scale, total, self.state)
             self.x.add_(total)
 
     def decode(self, payload: Payload, rank: int) -> None:
         """``out = decoded(payload)``; ``rank`` sent the payload."""
         if self.numel:
-            with _blaming(rank):
+            with frames.blaming(rank):
                 decode_sum(self.compressor, [payload], 1.0, self.out, self.state)
 
     def subtract(self, payload: Payload) -> None:
         """``x -= decoded(payload)``."""
         if self.numel:
             subtract(self.compressor, payload, self.x, self.state)
-
-
-@contextmanager
-def _blaming(*ranks: int) -> Iterator[None]:
-    """Name the rank that sent a payload which cannot be decoded."""
-    try:
-        yield
-    except frames.FrameError:
-        raise
-    except ValueError as error:
-        who = ", ".join(map(str, ranks))
-        raise frames.FrameError(f"rank {who} sent a frame that cannot be decoded: {error}") from error
 
 
 def announce(segments: list[Segment], result: Payload, comm: Comm) -> Callable[[], None]:
@@ -205,9 +193,9 @@ def announce(segments: list[Segment], result: Payload, comm: Comm) -> Callable[[
     ]
 
     def finish() -> None:
-        own.decode(result, comm.rank)
+        own.decode(result, comm.name(comm.rank))
         for rank, payload in arriving(under_way, others, comm):
-            segments[rank].decode(payload, rank)
+            segments[rank].decode(payload, comm.name(rank))
 
     return finish
 
@@ -222,7 +210,7 @@ def arriving(under_way: list[Pending], expected: list[Segment], comm: Comm) -> I
     for by, (message, segment) in enumerate(zip(messages, expected, strict=True), start=1):
         rank = (comm.rank - by) % comm.size
         try:
-            payload = segment.open(message.wait(), rank)
+            payload = segment.open(message.wait(), comm.name(rank))
         except frames.FrameError:
             with suppress(RuntimeError, ValueError):  # a second error must not hide the first
                 for other in messages:

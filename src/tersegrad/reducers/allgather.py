@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tersegrad.comm.exchange import start_gather
+from tersegrad.comm.frame import blaming
 from tersegrad.core import (
     Comm,
     Compressor,
@@ -52,9 +53,15 @@ class AllGather(Reducer):
 
         def finish() -> bool | None:
             messages = gathering.wait()
-            return comm.same_on_all(lambda: self._decode(gathering.open(messages), out, state), out)
+            return comm.same_on_all(lambda: self._decode(gathering.open(messages), out, state, comm), out)
 
         return finish
 
-    def _decode(self, payloads: list[Payload], out: Tensor, state: State) -> bool | None:
-        return decode_sum(self.compressor, payloads, 1.0 / len(payloads), out, state)
+    def _decode(self, payloads: list[Payload], out: Tensor, state: State, comm: Comm) -> bool | None:
+        try:
+            return decode_sum(self.compressor, payloads, 1.0 / len(payloads), out, state)
+        except ValueError:
+            for rank, payload in enumerate(payloads):  # one after the other, to see whose it was
+                with blaming(comm.name(rank)):
+                    decode_sum(self.compressor, [payload], 1.0, out, state)
+            raise

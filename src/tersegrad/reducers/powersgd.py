@@ -53,6 +53,10 @@ class PowerSGD(Reducer):
         if type(self.rank) is not int or self.rank < 1:
             raise ValueError(f"PowerSGD(rank={self.rank!r}): a rank is a whole number from 1 on. Write e.g. rank=2.")
 
+    def compresses(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is sent as two thin matrices."""
+        return bool(_Plan(Layout(("x",), (shape,)), self.rank).matrices)
+
     def init(self, layout: Layout, comm: Comm) -> State:
         """A random Q for every matrix, the same on all workers and independent of the bucket."""
         factors: State = {}

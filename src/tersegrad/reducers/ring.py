@@ -128,7 +128,7 @@ class _Lane:
         payload = self._receive(segment) if hop else self._payload
         if hop < self.comm.size - 1:
             self._send(payload.frame() if hop and segment.numel else segment.seal(payload), self._segment(-hop))
-        segment.decode(payload, _previous(self.comm) if hop else self.comm.rank)
+        segment.decode(payload, _previous(self.comm) if hop else self.comm.name(self.comm.rank))
         segment.empty()
 
     def _segment(self, place: int) -> Segment:
@@ -144,8 +144,8 @@ class _Lane:
 
 
 def _previous(comm: Comm) -> int:
-    """The worker that sends to this one."""
-    return (comm.rank - 1) % comm.size
+    """What people call the worker that sends to this one."""
+    return comm.name((comm.rank - 1) % comm.size)
 
 
 class _Part(ABC):

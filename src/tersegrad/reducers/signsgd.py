@@ -79,9 +79,10 @@ class SignSGD(Reducer):
         for by in range(1, comm.size):
             to = (comm.rank + by) % comm.size
             under_way.append(comm.start_shift(segments[to].seal(ballots[to]), own.receive_buffer(f"from {by}"), by))
-        theirs = dict(arriving(under_way, [own] * len(under_way), comm))
+        theirs = {comm.name(rank): ballot for rank, ballot in arriving(under_way, [own] * len(under_way), comm)}
         key = mix_seed(step.layout.seed, step.number, own.step.layout.id)
-        finish_announce = announce(segments, _count(own, {comm.rank: ballots[comm.rank]} | theirs, key), comm)
+        all_ballots = {comm.name(comm.rank): ballots[comm.rank]} | theirs
+        finish_announce = announce(segments, _count(own, all_ballots, key), comm)
 
         def finish() -> None:
             finish_announce()

@@ -63,7 +63,7 @@ class TwoShot(Reducer):
                 theirs.subtract(payload)
         own.x.div_(comm.size)
         came = arriving(under_way, [own] * (comm.size - 1), comm)
-        own.add(Term(payload, 1.0 / comm.size, rank) for rank, payload in came)
+        own.add(Term(payload, 1.0 / comm.size, comm.name(rank)) for rank, payload in came)
         mean = own.encode()
         finish = announce(segments, mean, comm)
         if keeps_rest:

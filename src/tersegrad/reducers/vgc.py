@@ -241,7 +241,7 @@ def _largest(x: Tensor, layout: Layout) -> Tensor:
     """The largest magnitude of each tensor; 0 of an empty one."""
     filled = [i for i, size in enumerate(layout.sizes) if size]
     parts = x.split(layout.sizes)
-    result = x.new_zeros(len(parts))
+    result: Tensor = x.new_zeros(len(parts))
     if filled:
         result[filled] = torch.stack(torch._foreach_norm([parts[i] for i in filled], math.inf))
     return result

@@ -30,11 +30,12 @@ class ErrorFeedback(Memory):
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """The part of the total that ``inner`` does not send becomes the next residual."""
-        total = self._total(x, state)
+        total = self._total(step, x, state)
         finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
         def finish() -> bool | None:
             finite = finish_inner()
+            self._hold(step, total)
             stage(state, residual=total.total)
             if out is not total.b:
                 total.b.zero_()  # all of it was sent or is in the residual

@@ -33,12 +33,13 @@ class Every(Memory):
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """Accumulate; in every n-th step, also send."""
-        total, turn = self._total(x, state), (state["turn"] + 1) % self.n
+        total, turn = self._total(step, x, state), (state["turn"] + 1) % self.n
         sends = turn == 0
         rest = self.inner.start(step, total, out, state["inner"], comm) if sends else _start_silent(total, out, comm)
 
         def finish() -> bool | None:
             finite = rest()
+            self._hold(step, total)
             stage(state, residual=total.total, turn=turn)
             if out is not total.b:
                 total.b.zero_()  # all of it was sent or is in the residual

@@ -1,5 +1,6 @@
 """LowMemory: error feedback with a compressed residual."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,7 +71,11 @@ class LowMemory(Memory):
         codec, tensors = self.codec.init(layout, layout.seed), {}
         for name, size in zip(layout.names, layout.sizes, strict=True):
             payload = self.codec.encode(torch.zeros(size, device=layout.device), codec)
-            tensors[f"tensor {name}"] = {"names": [name], "meta": list(payload.meta), "frame": payload.frame().clone()}
+            tensors[f"tensor {name}"] = {
+                "names": [name],
+                "meta": list(payload.meta),
+                "frame": _without_header(payload).clone(),
+            }
         return {"tensors": tensors, "codec": codec, "inner": self.inner.init(layout, comm)}
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
@@ -78,13 +83,18 @@ class LowMemory(Memory):
         x, layout, buffers = added(x), step.layout, Buffers.of(comm)
         buffer = buffers.borrow(layout.numel, x.device)
         total = buffer[: layout.numel].copy_(x)
-        self._add_residual(layout, total, state)
+        self._add_residual(layout, total, state, step.idle)
         finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
         def finish() -> bool | None:
             finite = finish_inner()
-            for memory, part in zip(state["tensors"].values(), total.split(layout.sizes), strict=True):
-                self._keep(memory, part, state["codec"])
+            parts = zip(layout.names, state["tensors"].values(), total.split(layout.sizes), strict=True)
+            for name, memory, part in parts:
+                if name not in step.idle:
+                    self._keep(memory, part, state["codec"])
+                elif bool(part.any()):  # else what is remembered stays, to the bit
+                    self._decode_add(memory, part)
+                    self._keep(memory, part, state["codec"])
             buffers.give_back(buffer)
             if out is not x:
                 x.zero_()  # all of it was sent, is in the residual, or was rounded away
@@ -104,14 +114,26 @@ class LowMemory(Memory):
             self._keep(memory, torch.zeros(size, device=layout.device), state["codec"])
         self.inner.clear(layout, state["inner"])
 
-    def _add_residual(self, layout: Layout, total: Tensor, state: State) -> None:
-        for memory, part in zip(state["tensors"].values(), total.split(layout.sizes), strict=True):
-            meta = bytes(memory["meta"])
-            body = memory["frame"][HEADER_NBYTES + padded(len(meta)) :]
-            accumulate(self.codec, Payload(body, part.numel(), meta), part)
+    def _add_residual(self, layout: Layout, total: Tensor, state: State, idle: Container[str] = ()) -> None:
+        parts = zip(layout.names, state["tensors"].values(), total.split(layout.sizes), strict=True)
+        for name, memory, part in parts:
+            if name not in idle:
+                self._decode_add(memory, part)
+
+    def _decode_add(self, memory: State, part: Tensor) -> None:
+        meta = bytes(memory["meta"])
+        body = memory["frame"][HEADER_NBYTES + padded(len(meta)) :]
+        accumulate(self.codec, Payload(body, part.numel(), meta), part)
 
     def _keep(self, memory: State, rest: Tensor, codec: State) -> None:
         """Stage the encoded rest in the back buffer, which holds the residual of the step before last."""
         Payload.lend(back_buffer(memory, "frame"), codec)
         payload = self.codec.encode(rest, codec)
-        stage(memory, meta=list(payload.meta), frame=payload.frame())
+        stage(memory, meta=list(payload.meta), frame=_without_header(payload))
+
+
+def _without_header(payload: Payload) -> Tensor:
+    """The payload's frame; the room for a header holds zeros, because the frame is saved."""
+    frame = payload.frame()
+    frame[:HEADER_NBYTES].zero_()
+    return frame

@@ -79,12 +79,17 @@ class MomentumCorrection(Memory):
         velocity, residual = state["velocity"], state["residual"]
         next_velocity, total = back_buffer(state, "velocity"), back_buffer(state, "residual")
         kernel.add_momentum(x, velocity, residual, *how, next_velocity, total)
+        for idle in step.idle_slices():
+            total[idle] = 0.0
         finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
         def finish() -> bool | None:
             finite = finish_inner()
             if self.masking and self.momentum:
                 kernel.mask_sent(velocity, residual, total, *how, next_velocity)
+            for idle in step.idle_slices():
+                next_velocity[idle] = velocity[idle]
+                total[idle] += residual[idle]
             stage(state, velocity=next_velocity, residual=total)
             if out is not x:
                 x.zero_()  # all of it was sent or is in the residual

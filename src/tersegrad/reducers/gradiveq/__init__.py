@@ -22,7 +22,6 @@ from tersegrad.core import (
     Step,
     Vector,
     added,
-    idle,
     nothing_left,
     param,
     phases,
@@ -31,6 +30,7 @@ from tersegrad.core import (
     require,
     stage,
     staged,
+    why_uncompressed,
 )
 from tersegrad.reducers.dense import Dense
 from tersegrad.reducers.gradiveq import fitting, published
@@ -294,8 +294,8 @@ def _phases(reducer: GradiVeQ) -> list[Reducer]:
     return [reducer, replace(reducer, warmup=0, learn=3, compress=2, worst=None, samples=1 << 16)]
 
 
-@idle.register
-def _idle(reducer: GradiVeQ, shapes: list[tuple[int, ...]]) -> str | None:
+@why_uncompressed.register
+def _why_uncompressed(reducer: GradiVeQ, shapes: list[tuple[int, ...]]) -> str | None:
     """If the model has no layer that it splits."""
     if any(reducer.slicing(shape) is not None for shape in shapes):
         return None
