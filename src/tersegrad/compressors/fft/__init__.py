@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.compressors._sparse import Selection, Selective, Sparse, require_int32
+from tersegrad.compressors._sparse import Selection, Selective, Sparse, read_front, require_int32
 from tersegrad.compressors._threshold import count_of
 from tersegrad.compressors._threshold import largest as top_bins
 from tersegrad.compressors.fft import fourier, published
@@ -20,7 +20,19 @@ from tersegrad.compressors.fft.selection import Group, largest
 from tersegrad.compressors.rangefloat import RangeFloat
 from tersegrad.compressors.sidco import SIDCo
 from tersegrad.compressors.topk import TopK
-from tersegrad.core import Compressor, Layout, Paused, Payload, State, Traits, Transformed, param, report, scratch
+from tersegrad.core import (
+    Compressor,
+    Layout,
+    Paused,
+    Payload,
+    State,
+    Traits,
+    Transformed,
+    param,
+    report,
+    scratch,
+    subtract,
+)
 
 RULES = ("ours", "paper")
 SELECT = ("topk", "tensor", "sidco")
@@ -165,7 +177,9 @@ class FFT(Selective, Transformed):
         chosen, picked = found
         report(state, sent=min(picked.numel(), x.numel()), of=x.numel())
         bins, bitmap = self.domain(x.numel()) // 2, self.rule == "paper"
-        return (yield from self._packing(Selection(chosen), picked, x.numel(), state, bins, bitmap))
+        payload = yield from self._packing(Selection(chosen), picked, x.numel(), state, bins, bitmap)
+        state["_encoded"] = payload, chosen
+        return payload
 
     def _compared(self, x: Tensor, state: State) -> Paused[tuple[Tensor, Tensor] | None]:
         """Write all bins and compare them; None if ``x`` is non-finite."""
@@ -214,6 +228,23 @@ class FFT(Selective, Transformed):
         bins = acc.numel() // 2
         chosen, values = self._unpack(payload, bins, each=2)
         kernels.on(acc).scatter_add_pairs(acc[: 2 * bins], chosen, values, scale)
+
+
+@subtract.register
+def _subtract(compressor: FFT, payload: Payload, x: Tensor, state: State) -> None:
+    """The positions of the last payload are in scratch, and so is a spectrum of zeros, which it is left as again."""
+    encoded, chosen = state.get("_encoded", (None, None))
+    if encoded is not payload or not payload.finite:
+        subtract.dispatch(Transformed)(compressor, payload, x, state)
+        return
+    length, kernel = compressor.domain(x.numel()), kernels.on(x)
+    values = scratch(state, "own values", 2 * chosen.numel(), torch.float32, x.device)
+    compressor._unpack_values(payload, read_front(payload, length // 2), values)
+    spectrum = scratch(state, "zeros", length, torch.float32, x.device, zeroed=True)
+    pairs = spectrum[: length // 2 * 2]
+    kernel.scatter_add_pairs(pairs, chosen, values, 1.0)
+    compressor.inverse(spectrum, x, state, subtract=True)
+    kernel.scatter_add_pairs(pairs, chosen, values, -1.0)
 
 
 def piece_of_rows(row: int) -> int:

@@ -14,7 +14,7 @@ from tersegrad.compressors.fft import fourier
 from tersegrad.core import Paused, State, scratch
 from tersegrad.kernels.ops import bin_capacity, top_k_capacity
 
-EVERY = 64  # one piece of so many is transformed for the guess
+EVERY = 128  # one piece of so many is transformed for the guess
 FEWEST = 8  # pieces of a run, if it has more than these
 MARGIN = 1.1  # candidates for each bin sought
 
