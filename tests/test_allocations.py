@@ -139,6 +139,8 @@ def test_steady_state_allocates_nothing_of_gradient_size(reducer):
     biggest_sparse = 0.34  # of the gradient: what is sent, at most 4/3 of a quarter, is decoded into new memory
     if "Strom(tau=0" in repr(reducer) or "Threshold(tau=0" in repr(reducer):
         biggest_sparse = 1.1  # sends six elements of ten, or nearly all
+    if "rule='paper'" in repr(reducer) and "FFT" in repr(reducer):
+        biggest_sparse = 1.1  # transforms a tensor as a whole, and torch's transforms make their results anew
     assert largest_allocation(reducer) <= biggest_sparse * NBYTES
 
 

@@ -1,5 +1,6 @@
 """FFT sparsification: numpy's spectrum as the oracle, and the invariants of the paper's method."""
 
+import itertools
 import struct
 
 import numpy as np
@@ -12,7 +13,8 @@ from support.cases import cases
 from support.vectors import gaussian
 from tersegrad import FFT, AllGather, ErrorFeedback, Identity, PerTensor, RangeFloat, TopK, roundtrip
 from tersegrad.compressors.fft import fourier, piece_of_rows, split_rows
-from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, decode_sum, sections
+from tersegrad.compressors.fft.selection import largest
+from tersegrad.core import HEADER_NBYTES, Layout, Payload, accumulate, decode_sum, pausing, sections
 from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode
 from tersegrad.specs import parse
@@ -117,7 +119,7 @@ def test_pieces_are_whole_rows_where_a_fast_length_allows(row, length):
 @given(st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=1, max_size=6), st.booleans())
 def test_every_element_is_in_one_piece(shapes, turn):
     place = 0
-    for run in split_rows(shapes, turn):
+    for run in itertools.chain(*split_rows(shapes, turn)):
         assert run.start == place
         assert run.length % run.positions == 0
         place = run.stop
@@ -230,6 +232,67 @@ def test_the_fitted_threshold_keeps_the_largest():
     left = torch.ones(10_000, dtype=torch.bool)
     left[sent] = False
     assert float(everything[sent].min()) >= float(everything[left].max())
+
+
+@cases(numel=[101, 50_001, 300_000])
+@cases(options=[{}, {"chunk": 64}, {"chunk": "tensor"}, {"chunk": 1000}])
+def test_while_in_the_cache_the_same_bins_are_found_as_by_comparing_all(numel, options):
+    x = smooth(numel, 0.5) * torch.linspace(0.1, 3, numel)
+    for theta in (0.0, 0.5, 0.85, 0.99):
+        compressor = FFT(theta, **options)
+        state = compressor.init(Layout.flat(numel), 0)
+        chosen, picked = pausing.run(compressor._compared(x, state))
+        found = pausing.run(largest(x, compressor._groups(numel, state), state))
+        if found is None:  # a single long piece: there is nothing to guess a threshold from
+            assert options == {"chunk": "tensor"}
+            assert numel > 10_000
+            continue
+        assert torch.equal(found[0], chosen)
+        assert torch.equal(found[1], picked)
+
+
+def test_a_bad_guess_costs_time_only():
+    x = torch.full((400_000,), 1e-3) * gaussian(400_000)
+    x.view(-1, 64)[largest_drawn(x)] *= 1e3  # all that is looked at is large, and nothing else
+    compressor = exact(0.5, chunk=64)
+    state = compressor.init(Layout.flat(x.numel()), 0)
+    assert pausing.run(largest(x, compressor._groups(x.numel(), state), state)) is None
+    chosen, picked = pausing.run(compressor._compared(x, state))
+    payload = compressor.encode(x, state)
+    acc = torch.zeros(x.numel())
+    accumulate(compressor, payload, acc)
+    assert torch.equal(acc.view(-1, 2)[chosen.long()].flatten(), picked)
+    assert kept(payload) == 100_000
+
+
+def largest_drawn(x):
+    compressor = exact(0.5, chunk=64)
+    state = compressor.init(Layout.flat(x.numel()), 0)
+    pausing.run(largest(x, compressor._groups(x.numel(), state), state))
+    return state["_drawn 0"]
+
+
+def test_every_tensor_sends_its_own_share():
+    layout = Layout(("a", "norm", "bias", "b"), ((40, 50), (30,), (31,), (7, 9, 3, 3)))
+    x = gaussian(layout.numel)
+    x[:2000] *= 100.0
+    compressor = exact(0.8, select="tensor")
+    payload = compressor.encode(x, compressor.init(layout, 0))
+    sent = bins_of(compressor, payload).ne(0).any(1)
+    bins = [1000, 30, 284]  # vectors share pieces; the last tensor begins at an odd place, and ends at one
+    assert [int(part.sum()) for part in sent.split(bins)] == [round(0.2 * n) for n in bins]
+    together = bins_of(exact(0.8), exact(0.8).encode(x, exact(0.8).init(layout, 0))).ne(0).any(1)
+    assert int(together[1000:].sum()) == 0
+
+
+@cases(scale=[1e-30, 1.0, 1e30])
+def test_every_tensor_sends_its_share_at_any_scale(scale):
+    """Where squares are out of range the bins are compared all at once: the same are sent."""
+    layout = Layout(("a", "b"), ((64, 64), (10, 100)))
+    x = gaussian(layout.numel)
+    compressor = exact(0.8, select="tensor")
+    sent = [bins_of(compressor, compressor.encode(y, compressor.init(layout, 0))).ne(0).any(1) for y in (x, x * scale)]
+    assert torch.equal(*sent)
 
 
 # ---- sums and memory -----------------------------------------------------------------------------
@@ -358,9 +421,10 @@ def test_what_is_not_finite_makes_no_body(bad, where):
         ({"theta": float("nan")}, "at least 0 and below 1"),
         ({"theta": True}, "at least 0 and below 1"),
         ({"theta": "0.5"}, "at least 0 and below 1"),
-        ({"select": "largest"}, "'topk' or 'sidco'"),
+        ({"select": "largest"}, "'topk', 'tensor', 'sidco'"),
         ({"order": "filters"}, "'natural' or 'channels_last'"),
         ({"chunk": 1000, "order": "channels_last"}, "Write chunk='row'"),
+        ({"chunk": 1000, "select": "tensor"}, "from one tensor into the next"),
         ({"chunk": 34 * 3}, "chunk=100"),
         ({"chunk": 999}, "chunk=990"),
         ({"chunk": 0}, "from 2 to"),

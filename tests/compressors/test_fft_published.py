@@ -12,7 +12,7 @@ from tersegrad.core import HEADER_NBYTES, Layout, decode_sum
 from tersegrad.engine.roundtrip import decode
 from tersegrad.specs import parse
 from tersegrad.specs.presets import PRESETS
-from tersegrad.testing import inputs, reducers
+from tersegrad.testing import inputs, reducers, runs
 
 N, M, THETA = 10, 5, 0.85
 VALUES = RangeFloat(N, mantissa=M, low=-1.0, high=1.0, rounding="truncate")
@@ -179,6 +179,26 @@ def test_a_tensor_in_one_piece_of_any_length(numel):
     x = gaussian(numel)
     whole = FFT(0.0, values=Identity(), chunk="tensor")
     assert float((roundtrip(whole, x)[0] - x).abs().max()) < 1e-5
+
+
+def bins_in(means):
+    """How many bins of a mean are not zero."""
+    return [int((np.abs(np.fft.rfft(mean.numpy().astype(np.float64), norm="ortho")) > 1e-4).sum()) for mean in means]
+
+
+@cases(
+    "law kept",
+    [
+        ("drops={1.0: 0.9, 0.1: 0.0}", [50, 50, 501]),  # 0.9 until the learning rate drops, then nothing is dropped
+        ("smoothness=8.1", [50, round((1 - 0.45) * 501), round((1 - 0.081**0.5) * 501)]),  # theta^2 = L * rate
+    ],
+)
+def test_theta_diminishes_with_the_learning_rate(monkeypatch, law, kept):
+    rates = [0.1, 0.025, 0.01]
+    monkeypatch.setattr(runs, "learning_rate", lambda step: rates[step])
+    schedule = f"Schedule(AllGather(FFT(0.9, values=Identity(), rule='paper')), 'theta', {law})"
+    traces = runs.run(parse(schedule), 1, lambda rank, step: gaussian(1000, step), Layout.flat(1000), steps=3)
+    assert bins_in(traces[0].means) == kept
 
 
 @cases(options=[{"chunk": "tensor"}, {"chunk": 64}, {"select": "sidco"}, {"order": "channels_last"}])

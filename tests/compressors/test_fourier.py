@@ -67,7 +67,7 @@ def test_pieces_follow_each_other_without_gaps(start, count, half, positions):
 def test_a_run_in_blocks_is_the_run():
     run = Run(10, 1000, 576, positions=9)
     blocks = list(run.blocks())
-    assert len(blocks) == 5
+    assert len(blocks) == 3
     assert [b.start for b in blocks[1:]] == [b.stop for b in blocks[:-1]]
     assert (blocks[0].start, blocks[-1].stop) == (run.start, run.stop)
     assert all(b.pieces * b.length <= BLOCK and b.positions == 9 for b in blocks)

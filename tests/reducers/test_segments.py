@@ -1,5 +1,7 @@
 """Segments: where a bucket is cut, what each is encoded with, and what becomes of that when buckets change."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -34,6 +36,24 @@ def test_segments_cover_the_bucket_once_and_are_of_one_length(sizes, count):
 def test_a_whole_tensor_keeps_its_shape_and_a_piece_is_flat():
     parts = places(Layout(("a", "b"), ((3, 2), (2, 5))), 2, {})
     assert [part.shapes for part, _, _ in parts] == [((3, 2), (2,)), ((8,),)]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=6),
+    st.integers(1, 9),
+)
+def test_rows_stay_whole_where_that_is_asked_for(shapes, count):
+    bucket = Layout(tuple(f"t{i}" for i in range(len(shapes))), tuple(map(tuple, shapes)))
+    parts = places(bucket, count, {}, whole_rows=True)
+    assert [start for _, start, _ in parts] == [0, *(stop for _, _, stop in parts[:-1])]
+    assert parts[-1][2] == bucket.numel
+    of = dict(zip(bucket.names, bucket.shapes, strict=True))
+    for part, start, stop in parts:
+        assert part.numel == stop - start
+        for name, shape in zip(part.names, part.shapes, strict=True):
+            assert shape[1:] == of[name][1:]
+    longest = max((math.prod(shape[1:]) for shape in shapes if len(shape) > 1), default=0)
+    assert all(abs(part.numel - bucket.numel / count) <= longest + 1 for part, _, _ in parts)
 
 
 def test_segments_of_one_tensor_are_told_apart():

@@ -13,8 +13,8 @@ from tersegrad.comm.frame import FrameError
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, TopK
 from tersegrad.core import HEADER_NBYTES, Layout, Summable
 from tersegrad.engine.roundtrip import roundtrip
-from tersegrad.reducers import Ring, TwoShot
-from tersegrad.testing import inputs, reducers
+from tersegrad.reducers import AllGather, Ring, TwoShot
+from tersegrad.testing import inputs, reducers, runs
 from tersegrad.wrappers import ErrorFeedback
 
 COMPRESSORS = [Identity(), BF16(), TopK(0.3), FFT(0.5), PerTensor(TopK(0.3))]
@@ -118,3 +118,36 @@ def test_a_wrong_frame_ends_every_process_within_the_timeout(gloo4, text):
 def test_a_reducer_is_not_a_compressor():
     with pytest.raises(TypeError, match=r"Write e\.g\. TwoShot\(TopK"):
         TwoShot(Ring(BF16()))
+
+
+FILTERS = Layout(("a", "b", "c"), ((96, 32, 3, 3), (100,), (50, 360)))
+
+
+def test_filters_are_transformed_whole():
+    """Segments begin at a filter, so that a wave in it is one bin; pieces of a flat vector would hold parts of it."""
+    x = inputs.laplace(FILTERS.numel)(0, 0)
+    x[: 96 * 288] += (torch.sin(torch.arange(288) / 20) * torch.arange(1, 97)[:, None]).flatten()  # one wave a filter
+    error = {}
+    for layout in (FILTERS, Layout.flat(FILTERS.numel)):
+        traces = runs.run(TwoShot(FFT(0.95)), 4, lambda rank, step: x.clone(), layout, steps=1)
+        error[layout.names] = float((traces[0].means[0] - x).norm() / x.norm())
+    assert error["a", "b", "c"] < 0.6 * error["x",]
+
+
+def test_bytes_of_spectra_do_not_grow_with_the_workers():
+    sent = {
+        (make, size): max(exchange_cases.sent_bytes(make(FFT(0.9)), size, 100_000))
+        for make in (TwoShot, AllGather)
+        for size in (2, 4, 8)
+    }
+    assert sent[AllGather, 8] > 6.9 * sent[AllGather, 2]
+    for size in (4, 8):
+        assert sent[TwoShot, size] < 1.1 * 2 * (size - 1) / size * sent[TwoShot, 2]
+
+
+@cases(spec=[FFT(0.7), FFT(0.7, select="tensor"), FFT(0.7, order="channels_last"), FFT(0.7, rule="paper")])
+def test_spectra_obey_the_laws(spec):
+    gradient = inputs.laplace(FILTERS.numel)
+    for size in (2, 3):
+        reducers.check_step(ErrorFeedback(TwoShot(spec)), size, gradient, FILTERS)
+        reducers.check_telescoping(ErrorFeedback(TwoShot(spec)), size)

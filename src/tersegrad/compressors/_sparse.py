@@ -116,7 +116,7 @@ class Selective(Pausing):
 
     def _unpack(self, payload: Payload, universe: int, each: int = 1) -> tuple[Tensor, Tensor]:
         """Positions, and ``each`` values per position; the whole payload is checked."""
-        front, device = _read_front(payload, universe), payload.body.device
+        front, device = read_front(payload, universe), payload.body.device
         chosen = torch.empty(front.positions, dtype=torch.int32, device=device)
         values = torch.empty(each * front.positions, dtype=torch.float32, device=device)
         self._unpack_into(payload, front, universe, chosen, values)
@@ -191,7 +191,7 @@ def _subtract(compressor: Sparse, payload: Payload, x: Tensor, state: State) -> 
         accumulate(compressor, payload, x, -1.0)
         return
     values = scratch(state, "own values", chosen.numel(), torch.float32, x.device)
-    compressor._unpack_values(payload, _read_front(payload, payload.numel), values)
+    compressor._unpack_values(payload, read_front(payload, payload.numel), values)
     kernels.on(x).scatter_add(x, chosen, values, -1.0)
 
 
@@ -203,7 +203,7 @@ def _decode_sum(compressor: Sparse, payloads: list[Payload], scale: float, out: 
     if not all(payload.finite for payload in payloads):
         out.fill_(math.nan)
         return False
-    fronts = [_read_front(payload, payload.numel) for payload in payloads]
+    fronts = [read_front(payload, payload.numel) for payload in payloads]
     counts = [front.positions for front in fronts]
     if sum(counts) > FEW * out.numel():
         out.zero_()
@@ -220,7 +220,7 @@ def _decode_sum(compressor: Sparse, payloads: list[Payload], scale: float, out: 
 def _sections(compressor: Selective, payload: Payload) -> dict[str, int]:
     if not payload.finite:
         return {}
-    front = _read_front(payload, payload.numel)
+    front = read_front(payload, payload.numel)
     counts = padded(len(payload.meta)) + front.values_start - front.nbytes
     return {"counts": counts, "indices": front.nbytes, "values": payload.body.numel() - front.values_start}
 
@@ -231,7 +231,8 @@ def require_int32(x: Tensor) -> None:
         raise ValueError(f"{x.numel()} elements in one bucket; sparse methods index with 32 bits. Use smaller buckets.")
 
 
-def _read_front(payload: Payload, universe: int) -> _Front:
+def read_front(payload: Payload, universe: int) -> _Front:
+    """The sparse part of a payload's meta; ValueError if it does not fit the universe or the body."""
     if len(payload.meta) < _META.size:
         raise ValueError(f"a sparse payload has at least {_META.size} bytes of meta, got {len(payload.meta)}.")
     front = _Front(*_META.unpack_from(payload.meta))

@@ -68,18 +68,25 @@ class Layout:
         return replace(self, names=names, shapes=shapes, place=None)
 
     def slice(self, start: int, stop: int) -> "Layout":
-        """The layout of the elements from ``start`` to ``stop``; a tensor that is split is there in part, flat.
+        """The layout of the elements from ``start`` to ``stop``; a tensor that is split is there in part.
+
+        Such a part is flat, unless it is made of whole rows.
 
         >>> part = Layout(("w", "b"), ((7,), (3,))).slice(5, 10)
         >>> part.names, part.sizes
         (('w', 'b'), (2, 3))
+        >>> Layout(("w",), ((7, 5, 3),)).slice(15, 60).shapes, Layout(("w",), ((7, 5, 3),)).slice(16, 61).shapes
+        (((3, 5, 3),), ((45,),))
         """
         names, shapes = [], []
         for name, shape, begin, end in zip(self.names, self.shapes, self.offsets, self.offsets[1:], strict=False):
             inside = min(end, stop) - max(begin, start)
             if inside > 0:
                 names.append(name)
-                shapes.append(shape if inside == end - begin else (inside,))
+                row = math.prod(shape[1:])
+                whole_rows = len(shape) > 1 and inside % row == max(start - begin, 0) % row == 0
+                part = (inside // row, *shape[1:]) if whole_rows else (inside,)
+                shapes.append(shape if inside == end - begin else part)
         return replace(self, names=tuple(names), shapes=tuple(shapes), place=(self.id, start, stop))
 
     def ranges(self, names: Container[str]) -> "list[builtins.slice]":

@@ -1,5 +1,6 @@
 """Segments of a bucket, for reducers in which every worker reduces one segment."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,18 +39,33 @@ class Place(NamedTuple):
     stop: int
 
 
-def places(layout: Layout, count: int, state: State) -> list[Place]:
+def places(layout: Layout, count: int, state: State, whole_rows: bool = False) -> list[Place]:
     """Split a bucket into ``count`` segments of equal length (to within one element); cached in the state's scratch.
+
+    ``whole_rows``: a matrix or a convolution is split between two of its rows, the nearest ones.
 
     >>> [(p.layout.names, p.layout.sizes, p.start, p.stop) for p in places(Layout(("w", "b"), ((7,), (3,))), 2, {})]
     [(('w',), (5,), 0, 5), (('w', 'b'), (2, 3), 5, 10)]
+    >>> [p.layout.shapes for p in places(Layout(("w",), ((7, 3, 2),)), 2, {}, whole_rows=True)]
+    [((4, 3, 2),), ((3, 3, 2),)]
     """
     if state.get("_places_of") != layout.id:
         ends = [layout.numel * i // count for i in range(count + 1)]
+        if whole_rows:
+            ends = [_between_rows(layout, end) for end in ends]
         state["_places"] = [Place(layout.slice(start, stop), start, stop) for start, stop in pairwise(ends)]
         state["_places_of"] = layout.id
     found: list[Place] = state["_places"]
     return found
+
+
+def _between_rows(layout: Layout, place: int) -> int:
+    """The boundary of two rows that is nearest to a place in a bucket."""
+    for shape, begin, end in zip(layout.shapes, layout.offsets, layout.offsets[1:], strict=False):
+        if begin <= place < end and len(shape) > 1:
+            row = math.prod(shape[1:])
+            return begin + round((place - begin) / row) * row
+    return place
 
 
 @dataclass(frozen=True)
@@ -60,17 +76,22 @@ class Segmentation:
     count: int
     seed: int  # equal on all workers only if they must draw the same random numbers
 
+    @property
+    def whole_rows(self) -> bool:
+        """What is transformed is transformed row by row: a row in two segments would be two pieces of nothing."""
+        return not adds_in_place(self.compressor)
+
     def init(self, layout: Layout) -> State:
         """One state of the compressor per segment, with the names of the tensors in the segment."""
         segments: State = {}
-        for i, (part, _, _) in enumerate(places(layout, self.count, {})):
+        for i, (part, _, _) in enumerate(places(layout, self.count, {}, self.whole_rows)):
             segments[str(i)] = {"names": list(part.names), "layout": part.id, "inner": self._fresh(i, part)}
         return {"segments": segments}
 
     def segments(self, step: Step, x: Tensor, out: Tensor, state: State, spec: int) -> "list[Segment]":
         """The segments of ``x`` and ``out``, with the compressor's states."""
         made = []
-        for i, (part, start, stop) in enumerate(places(step.layout, self.count, state)):
+        for i, (part, start, stop) in enumerate(places(step.layout, self.count, state, self.whole_rows)):
             inner = self._inner(i, part, state["segments"][str(i)])
             made.append(Segment(self.compressor, spec, step.on(part), inner, state, x[start:stop], out[start:stop]))
         return made

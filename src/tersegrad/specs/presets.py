@@ -44,8 +44,9 @@ PRESETS = {
     ),
     "fft": Preset(
         PAPERS,
-        "AllGather(PerTensor(FFT(theta=0.85)))",
-        "the largest 15 % of each tensor's frequencies, in 10 bits",
+        "ErrorFeedback(Schedule(AllGather(FFT(theta=0.95, values=RangeFloat(bits=6), order='channels_last')), 'theta', "
+        "steps={0: 0.8, 200: 0.95}))",
+        "the largest 5 % of the frequencies in 6 bits, 20 % in the first 200 steps, with error feedback",
     ),
     "fft-paper": Preset(
         PUBLISHED,

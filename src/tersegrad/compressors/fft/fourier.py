@@ -17,11 +17,11 @@ from torch import Tensor
 
 from tersegrad import kernels
 from tersegrad.core import Paused
+from tersegrad.kernels.ops import SQUARES
 
 PRIMES = (2, 3, 5, 7, 11, 13)  # a product of these is a fast length
 LONGEST = 1 << 20  # piece: a block is at least one piece, and should be small compared with a gradient
-BLOCK = 1 << 17  # elements transformed at a time
-SAFE = (2.0**-40, 2.0**60)  # a block whose largest number lies between these needs no scaling
+BLOCK = 1 << 18  # elements transformed at a time: they stay in the cache, and a call costs little beside them
 LIMIT = 2.0**127  # the largest number that comes out of a transform
 
 
@@ -67,6 +67,11 @@ class Run:
         """The position after the last element."""
         return self.start + self.pieces * self.length
 
+    @property
+    def bins(self) -> int:
+        """How many bins the pieces have together."""
+        return self.pieces * self.length // 2
+
     def blocks(self) -> "Iterator[Run]":
         """The same pieces in runs of about ``BLOCK`` elements."""
         most = max(1, BLOCK // self.length)
@@ -104,16 +109,16 @@ def forward(x: Tensor, runs: list[Run], bins: Tensor, magnitudes: Tensor) -> Pau
         for run in runs
         for block in run.blocks()
     ]
-    largest = yield tuple(_transform(_read(x, block), *results) for block, *results in parts)
+    largest = yield tuple(_transform(read(x, block), *results) for block, *results in parts)
     unsafe = [part for part, top in zip(parts, largest, strict=True) if not _is_safe(top)]
     if not unsafe:
         return True
-    largest = yield tuple(kernels.on(x).abs_max(_read(x, block).reshape(-1)) for block, *_ in unsafe)
+    largest = yield tuple(kernels.on(x).abs_max(read(x, block).reshape(-1)) for block, *_ in unsafe)
     if not all(map(math.isfinite, largest)):
         return False
     for (block, *results), top in zip(unsafe, largest, strict=True):
         exponent = math.frexp(top)[1]
-        _transform(_shifted(_read(x, block).clone(), -exponent), *results)
+        _transform(_shifted(read(x, block).clone(), -exponent), *results)
         for result in results:
             _shifted(result, exponent).clamp_(-LIMIT, LIMIT)
     return True
@@ -135,7 +140,7 @@ def _transform(pieces: Tensor, bins: Tensor, magnitudes: Tensor) -> kernels.Answ
 
 
 def _is_safe(largest: float) -> bool:
-    return largest == 0 or SAFE[0] <= largest <= SAFE[1]
+    return largest == 0 or SQUARES[0] <= largest <= SQUARES[1]
 
 
 def _inverse(bins: Tensor, run: Run) -> Tensor:
@@ -161,7 +166,7 @@ def _shifted(x: Tensor, exponent: int) -> Tensor:
     return x.mul_(2.0**half).mul_(2.0 ** (exponent - half))
 
 
-def _read(x: Tensor, run: Run) -> Tensor:
+def read(x: Tensor, run: Run) -> Tensor:
     """The run's pieces as rows, in the order in which they are transformed."""
     part = x[run.start : run.stop]
     if part.numel() < run.pieces * run.length:

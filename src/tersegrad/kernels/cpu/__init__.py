@@ -8,6 +8,7 @@ from tersegrad.kernels.cpu.blockwise import *
 from tersegrad.kernels.cpu.checksum import *
 from tersegrad.kernels.cpu.gather import *
 from tersegrad.kernels.cpu.indices import *
+from tersegrad.kernels.cpu.largest_bins import *
 from tersegrad.kernels.cpu.moments import *
 from tersegrad.kernels.cpu.momentum import *
 from tersegrad.kernels.cpu.natural import *

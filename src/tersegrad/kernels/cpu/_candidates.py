@@ -154,4 +154,16 @@ def kth_largest(k: int, keys: Ints, count: int, histogram: Histogram) -> tuple[n
             part -= 1
         low = np.int32(low + (part << shift))
         high = np.int32(min(high, low + (1 << shift) - 1))
+        if low < high and 4 * histogram[part] < count:
+            keys, count = within(low, high, keys, count, histogram[part])
     return low, k
+
+
+@numba.njit(nogil=True, cache=True)
+def within(low: np.int32, high: np.int32, keys: Ints, count: int, size: int) -> tuple[Ints, int]:
+    """A copy of the keys in an interval, of which there are ``size``: further rounds need not read the others."""
+    found, kept = np.empty(size + 1, np.int32), 0
+    for i in range(count):  # no branch: which keys are in it is not predictable
+        found[kept] = keys[i]
+        kept += int(low <= keys[i] <= high)
+    return found, size

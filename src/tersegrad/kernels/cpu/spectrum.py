@@ -21,13 +21,13 @@ def fold(half: Tensor, bins: Tensor, magnitudes: Tensor) -> None:
     """Half spectra to bins and magnitudes, in one pass."""
     check_fold(half, bins, magnitudes)
     pieces, count = half.shape[0], half.shape[1] - 1
-    _fold(_rows(half), array(bins).reshape(pieces, 2 * count), array(magnitudes).reshape(pieces, count))
+    _fold(rows_of(half), array(bins).reshape(pieces, 2 * count), array(magnitudes).reshape(pieces, count))
 
 
 def unfold(bins: Tensor, half: Tensor) -> None:
     """Bins back to half spectra."""
     check_fold(half, bins)
-    _unfold(array(bins).reshape(half.shape[0], 2 * half.shape[1] - 2), _rows(half))
+    _unfold(array(bins).reshape(half.shape[0], 2 * half.shape[1] - 2), rows_of(half))
 
 
 def gather_pairs(pairs: Tensor, indices: Tensor, values: Tensor) -> None:
@@ -44,7 +44,7 @@ def scatter_add_pairs(acc: Tensor, indices: Tensor, values: Tensor, scale: float
         check_indices(indices, acc.numel() // 2)
 
 
-def _rows(half: Tensor) -> Floats:
+def rows_of(half: Tensor) -> Floats:
     """The memory of complex rows, with real and imaginary parts interleaved."""
     if not half.is_contiguous():
         raise TypeError(f"half spectra must be contiguous; strides are {half.stride()}")

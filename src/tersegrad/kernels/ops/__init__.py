@@ -12,6 +12,7 @@ from tersegrad.kernels.ops.checksum import *
 from tersegrad.kernels.ops.floats import *
 from tersegrad.kernels.ops.hashing import *
 from tersegrad.kernels.ops.indices import *
+from tersegrad.kernels.ops.largest_bins import *
 from tersegrad.kernels.ops.moments import *
 from tersegrad.kernels.ops.momentum import *
 from tersegrad.kernels.ops.names import *

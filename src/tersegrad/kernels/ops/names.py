@@ -20,6 +20,8 @@ OPS: tuple[str, ...] = (
     "blockwise_encode",
     "break_ties",
     "bucket_scales",
+    "choose_bins",
+    "collect_bins",
     "count_above",
     "fold",
     "from_slices",

@@ -11,11 +11,13 @@ ROOT_2 = math.sqrt(2.0)  # rounded to float32 where it is used
 ROOT_HALF = math.sqrt(0.5)
 
 
-def check_fold(half: Tensor, bins: Tensor, magnitudes: Tensor | None = None) -> None:
-    """Raise ValueError unless bins and magnitudes have the lengths that belong to these half spectra."""
+def check_fold(half: Tensor, bins: Tensor | None = None, magnitudes: Tensor | None = None) -> None:
+    """Raise ValueError unless bins and magnitudes, if given, have the lengths that belong to these half spectra."""
     if half.dim() != 2 or half.shape[1] < 2 or half.dtype != torch.complex64:
         raise ValueError(f"half spectra are rows of complex64 of 2 or more; these are {half.dtype} {tuple(half.shape)}")
     count = half.shape[0] * (half.shape[1] - 1)
+    if bins is None:
+        return
     if bins.numel() != 2 * count or (magnitudes is not None and magnitudes.numel() != count):
         seen = f"{bins.numel()} numbers" + ("" if magnitudes is None else f" and {magnitudes.numel()} magnitudes")
         raise ValueError(f"half spectra of shape {tuple(half.shape)} have {count} bins, got {seen}")

@@ -7,6 +7,7 @@ from tersegrad.kernels.reference.blockwise import *
 from tersegrad.kernels.reference.checksum import *
 from tersegrad.kernels.reference.gather import *
 from tersegrad.kernels.reference.indices import *
+from tersegrad.kernels.reference.largest_bins import *
 from tersegrad.kernels.reference.moments import *
 from tersegrad.kernels.reference.momentum import *
 from tersegrad.kernels.reference.natural import *
