@@ -526,7 +526,7 @@ def test_compressed_steps_allocate_nothing_of_gradient_size():
         ({"basis": 3}, "Write rule='paper' too"),
         ({"rule": "papers"}, "'ours' or 'paper'"),
         ({"vote": 0.0}, "above 0.0, or None"),
-        ({"order": "filter"}, "'filter' or 'channel' or 'position'"),
+        ({"order": "filters"}, "'filter' or 'channel' or 'position'"),
         ({"worst": 0.0}, "above 0.0"),
         ({"drift": 1.0}, "above 1.0, or None"),
         ({"learning": ErrorFeedback(Dense())}, r"Write ErrorFeedback\(GradiVeQ"),

@@ -44,7 +44,8 @@ PRESETS = {
     ),
     "gradiveq": Preset(
         PAPERS,
-        "ErrorFeedback(GradiVeQ(learn=60, compress=240, warmup=20, learning=TwoShot(QSGD(bits=4)), linear=True))",
+        "ErrorFeedback(GradiVeQ(learn=30, compress=120, warmup=20, order='filter', learning=TwoShot(QSGD(bits=4)), "
+        "linear=True))",
         "slices of convolutions and matrices in a learnt basis, summed in it, with error feedback",
     ),
     "gradiveq-paper": Preset(

@@ -90,7 +90,7 @@ class GradiVeQ(Reducer):
         None, "learn early when most workers lose more than this share of their gradient's energy, instead of drift"
     )
     rule: str = param(
-        "ours", '"paper": as published: first slice, no judge, every worker fits, pipelined ring; ignores 5 parameters'
+        "ours", '"paper": as published: first slice, no judge, every worker fits, pipelined ring; ignores six others'
     )
 
     def __post_init__(self) -> None:
