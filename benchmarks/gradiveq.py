@@ -4,10 +4,10 @@
     torchrun --standalone --nproc-per-node 4 benchmarks/gradiveq.py --link [--json FILE]
 
 Coding: 25 million floats in slices of 512, 64 coefficients each, one thread; then eleven layers of 512 x 512 x 3 x 3,
-where slices by position and by channel have to be taken out of the gradient and put back. Fit: one layer of 256 x 256 x 3 x 3, 100 samples.
-Aggregation (``--link``): four processes over an emulated link of 100 Mbit/s, random bases with K/d = 8 put in place,
-against a plain all-reduce, in turns; the time of one step on rank 0, and where it went. Four workers share this
-machine's cores, so the CPU time of one worker alone, as on a machine of its own, is measured too.
+where slices by position and by channel have to be taken out of the gradient and put back. Fit: one layer of 256 x 256 x
+3 x 3, 100 samples. Aggregation (``--link``): four processes over an emulated link of 100 Mbit/s, random bases with K/d
+= 8 put in place, against a plain all-reduce, in turns; the time of one step on rank 0, and where it went. Four workers
+share this machine's cores, so the CPU time of one worker alone, as on a machine of its own, is measured too.
 """
 
 import argparse
