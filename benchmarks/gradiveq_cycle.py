@@ -38,7 +38,7 @@ from tersegrad.reducers import Dense, GradiVeQ
 
 MODELS = {"resnet32": resnet32, "vgg16": vgg}
 METHODS = {
-    "resnet32": ["gradiveq", "gradiveq with Ring(Identity())", "gradiveq with TwoShot(QSGD(bits=8))", "gradiveq-paper"],
+    "resnet32": ["gradiveq", "gradiveq with Dense()", "gradiveq with Ring(Identity())", "gradiveq-paper"],
     "vgg16": ["gradiveq"],
 }
 WORKERS, LINK, RATIO = 4, "100Mbit", 8
