@@ -4,10 +4,10 @@
     torchrun --standalone --nproc-per-node 4 benchmarks/gradiveq.py --link [--json FILE]
 
 Coding: 25 million floats in slices of 512, 64 coefficients each, one thread; then eleven layers of 512 x 512 x 3 x 3,
-where the slices have to be taken out of the gradient and put back. Fit: one layer of 256 x 256 x 3 x 3, 100 samples.
-Aggregation (``--link``): four processes over an emulated link of 100 Mbit/s, random bases with K/d = 8 put in place,
-against a plain all-reduce, in turns; the time of one step on rank 0, and where it went. Four workers share this
-machine's cores, so the CPU time of one worker alone, as on a machine of its own, is measured too.
+where slices by position and by channel have to be taken out of the gradient and put back. Fit: one layer of 256 x 256 x
+3 x 3, 100 samples. Aggregation (``--link``): four processes over an emulated link of 100 Mbit/s, random bases with K/d
+= 8 put in place, against a plain all-reduce, in turns; the time of one step on rank 0, and where it went. Four workers
+share this machine's cores, so the CPU time of one worker alone, as on a machine of its own, is measured too.
 """
 
 import argparse
@@ -24,12 +24,13 @@ import workers
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.comm.throttled import Throttled
-from tersegrad.compressors import QSGD
+from tersegrad.compressors import QSGD, Identity
 from tersegrad.core import Comm, Layout, Reducer, State, Step, reduce
 from tersegrad.core import state as states
 from tersegrad.lab.models import vgg16
 from tersegrad.lab.timing import environment, interleave, write_rows
-from tersegrad.reducers import Dense, GradiVeQ, TwoShot
+from tersegrad.reducers import Dense, GradiVeQ, Ring, TwoShot
+from tersegrad.reducers.gradiveq.layer import Layer, Run
 from tersegrad.reducers.gradiveq.subspace import Subspace
 
 LINK = "100Mbit"
@@ -46,6 +47,9 @@ METHODS: dict[str, Reducer] = {
         CHANNEL,
         replace(CHANNEL, slice_size=512),
         replace(CHANNEL, coefficients=TwoShot(QSGD(bits=8))),
+        replace(CHANNEL, order="filter"),
+        replace(CHANNEL, order="filter", coefficients=Ring(Identity())),
+        replace(CHANNEL, order="filter", coefficients=TwoShot(QSGD(bits=8))),
     )
 }
 
@@ -79,27 +83,25 @@ def coding_layers(numel: int, order: str) -> dict[str, Any]:
     shape = (512, 512, 3, 3)
     split = GradiVeQ(slice_size=512, order=order).slicing(shape)
     layers = torch.randn(round(numel / (512 * 512 * 9)), 512 * 512 * 9)
-    space = Subspace.around(torch.randn(split.count, split.length), orthonormal(512, 64))
-    buffer, c = torch.empty(layers.shape[1]), torch.empty(len(layers), space.size)
-    rows = layers.view(-1, 512)
-    product = torch.empty(len(rows), 64)
+    length, d = split.length, split.length // RATIO
+    space = Subspace.around(torch.randn(split.count, length), orthonormal(length, d))
+    coded = [Run(Layer(0, split, {}, "compress", layer, layer), 0, space) for layer in layers]
+    c, rows, state = torch.empty(len(layers), space.size), layers.view(-1, length), {}
+    product = torch.empty(len(rows), d)
 
     def encode() -> None:
-        for layer, coefficients in zip(layers, c, strict=True):
-            space.encode(split.split(layer, buffer), coefficients)
+        for run, coefficients in zip(coded, c, strict=True):
+            run.encode(coefficients, state)
 
     def decode() -> None:
-        for layer, coefficients in zip(layers, c, strict=True):
-            space.decode(coefficients, buffer)
-            split.join(buffer, space.mean, layer)
+        for run, coefficients in zip(coded, c, strict=True):
+            run.decode(coefficients, run.layer.out, state)
 
     return {
         "product X U": lambda: torch.mm(rows, space.basis[0], out=product),
         "encode layers": encode,
         "product c U^T": lambda: torch.mm(product, space.basis[0].T, out=rows),
         "decode layers": decode,
-        "split layers": lambda: [split.split(layer, buffer) for layer in layers],
-        "join layers": lambda: [split.join(buffer, space.mean, layer) for layer in layers],
     }
 
 
@@ -192,7 +194,7 @@ def show_coding(title: str, contestants: dict[str, Any], rounds: int) -> list[di
     times = interleave(contestants, rounds)
     print(f"\n{title}; one thread, ms, median [20 %, 80 %]")
     for name, ms in times.items():
-        product = "product X U" if name.startswith(("encode", "split")) else "product c U^T"
+        product = "product X U" if name.startswith("encode") else "product c U^T"
         note = "" if name.startswith("product") else f"{ms.median / times[product].median:.2f}x {product}"
         print(f"  {name:<16} {ms!s:>26}   {note}")
     return [
@@ -219,7 +221,7 @@ def show_aggregation(title: str, rows: list[dict[str, Any]]) -> None:
 def coding(numel: int, rounds: int) -> list[dict[str, Any]]:
     whole = numel // 512 * 512
     rows = show_coding(f"{whole} floats in slices", coding_flat(whole), rounds)
-    for order in ("position", "channel"):
+    for order in ("position", "channel", "filter"):
         title = f"11 layers of 512x512x3x3 by {order}"
         rows += show_coding(title, coding_layers(numel, order), rounds)
     print("\nfit of 256x256x3x3, 100 samples")

@@ -22,9 +22,14 @@ from tersegrad.lab.timing import environment, write_rows
 from tersegrad.reducers import GradiVeQ
 
 METHODS = [
-    GradiVeQ(slice_size=4096, order="position", loss=0.01, samples=1, worst=None),  # the paper: first slice, not judged
+    GradiVeQ(slice_size=4096, loss=0.01, rule="paper"),  # first slice, not judged
     *(GradiVeQ(slice_size=size, order="position", loss=loss) for size in (4096, 1024, 512) for loss in (0.01, 0.1)),
-    *(GradiVeQ(slice_size=size, loss=loss) for size in (1024, 512) for loss in (0.01, 0.03, 0.1, 0.3)),
+    *(
+        GradiVeQ(slice_size=size, loss=loss, order=order)
+        for order in ("channel", "filter")
+        for size in (1024, 512)
+        for loss in (0.01, 0.03, 0.1, 0.3)
+    ),
 ]
 
 
@@ -44,12 +49,13 @@ def judge(reducer: GradiVeQ, layout: Layout, gradients: torch.Tensor) -> dict[st
                 lost += float((x - g)[convolution].double().square().sum())
                 energy += float(g[convolution].double().square().sum())
         layers = memory["layers"].values()
-        coded = [m["fit"] for m in layers if m["fit"]]
+        fits = [m["fit"] for m in layers if m["fit"]]
+        coded = [part for fit in fits for part in ([fit] if "basis" in fit else fit.values())]
         dense = int(convolution.sum()) - sum(fit["mean"].numel() for fit in coded)
         return {
             "ratio": int(convolution.sum()) / (dense + sum(fit["offset"].numel() for fit in coded)),
             "lost": lost / energy,
-            "refused": len(layers) - len(coded),
+            "refused": len(layers) - len(fits),
             "layers": len(layers),
             "basis_floats": sum(fit["basis"].numel() for fit in coded) / layout.numel,
             "fit_seconds": sum(m["report"]["fit_seconds"] for m in layers),
@@ -61,6 +67,7 @@ def judge(reducer: GradiVeQ, layout: Layout, gradients: torch.Tensor) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("gradients", type=Path)
+    parser.add_argument("--orders", nargs="+", help="only these")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -69,9 +76,10 @@ def main() -> None:
     shapes = tuple(tuple(ast.literal_eval(str(shape))) for shape in data["param_shapes"])
     layout = Layout(tuple(map(str, data["param_names"])), shapes)
     gradients = torch.from_numpy(np.stack([data[step] for step in steps]))
+    methods = [method for method in METHODS if not args.orders or method.order in args.orders]
     print(f"{len(gradients)} gradients of {layout.numel} elements")
     rows = []
-    for reducer in METHODS:
+    for reducer in methods:
         found = judge(reducer, layout, gradients)
         rows.append({"spec": repr(reducer), "gradients": args.gradients.name, **found, **environment()})
         print(

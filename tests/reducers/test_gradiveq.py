@@ -84,7 +84,7 @@ def phases_of(reducer, size, gradient, steps, **kwargs):
 # ---- what it does ----------------------------------------------------------------------------------
 
 
-@cases(order=["position", "channel"])
+@cases(order=["position", "channel", "filter"])
 @cases(size=[1, 3])
 def test_low_rank_gradients_are_learned_and_then_exact(size, order):
     reducer = GradiVeQ(**SHORT, order=order)
@@ -364,7 +364,7 @@ WAYS = {
     "gathered coefficients": {"coefficients": AllGather(QSGD(bits=8))},
     "half coefficients": {"coefficients": AllReduce(BF16())},
     "sparse coefficients": {"coefficients": AllGather(TopK(0.5))},
-    "pipelined ring": {"coefficients": Ring(Identity())},
+    "pipelined ring": {"coefficients": Ring(Identity()), "order": "filter"},
     "pipelined ring in one piece": {"coefficients": Ring(Identity(), pieces=1), "basis": "slice"},
     "pipelined ring of halves": {"coefficients": Ring(BF16())},
     "ring of finished coefficients": {"coefficients": Ring(QSGD(bits=8))},
@@ -377,7 +377,7 @@ WAYS = {
 def test_the_law_holds_however_parts_travel(way, size):
     """Over several cycles, with layers in different phases: d changes, and with it the number of coefficients."""
     reducer = GradiVeQ(
-        slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
+        slice_size=4096, warmup=0, learn=4, compress=5, worst=None, tiny=0, **{"order": "position", **WAYS[way]}
     )
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
     phases, traces = phases_of(reducer, size, gradient, 20)
@@ -392,7 +392,7 @@ def test_the_law_holds_however_parts_travel(way, size):
 @cases(way=WAYS)
 def test_a_checkpoint_while_layers_are_in_different_phases(way):
     reducer = GradiVeQ(
-        slice_size=4096, order="position", warmup=0, learn=4, compress=5, worst=None, tiny=0, **WAYS[way]
+        slice_size=4096, warmup=0, learn=4, compress=5, worst=None, tiny=0, **{"order": "position", **WAYS[way]}
     )
     gradient = low_rank(reducer, changes=["body.weight"], from_step=6)
     whole = runs.run(reducer, 2, gradient, LAYOUT, 12)[0].means
@@ -526,7 +526,7 @@ def test_compressed_steps_allocate_nothing_of_gradient_size():
         ({"basis": 3}, "Write rule='paper' too"),
         ({"rule": "papers"}, "'ours' or 'paper'"),
         ({"vote": 0.0}, "above 0.0, or None"),
-        ({"order": "filter"}, "'position' or 'channel'"),
+        ({"order": "filters"}, "'filter' or 'channel' or 'position'"),
         ({"worst": 0.0}, "above 0.0"),
         ({"drift": 1.0}, "above 1.0, or None"),
         ({"learning": ErrorFeedback(Dense())}, r"Write ErrorFeedback\(GradiVeQ"),

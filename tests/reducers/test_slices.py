@@ -22,7 +22,7 @@ MODULES = {
     "large": nn.Conv2d(96, 80, 3),
 }
 every_module = cases(module=MODULES.values())
-orders = cases(order=["position", "channel"])
+orders = cases(order=["position", "channel", "filter"])
 
 
 def random(shape):
@@ -36,6 +36,7 @@ def test_split_and_joined_again_is_the_same(module, size, order):
     shape = tuple(module.weight.shape)
     pieces = slicing(shape, size, order)
     if pieces is None:
+        assert order != "filter"
         assert shape[0] > min(size, math.prod(shape) // SHARED)  # filters alone are too many
         return
     x = random(shape)
@@ -82,6 +83,18 @@ def test_a_slice_of_channels_has_all_their_positions_and_filters():
     for m in range(5):
         expected = x.view(8, 10, 9)[:, 2 * m : 2 * m + 2].reshape(-1)
         assert torch.equal(slices[m], expected)
+
+
+def test_a_slice_of_a_filter_lies_in_memory_as_it_is():
+    x = random((8, 10, 3, 3))
+    pieces = slicing((8, 10, 3, 3), 89, order="filter")
+    assert (pieces.length, pieces.count) == (5 * 9, 16)
+    slices = pieces.split(x, x[:0])
+    assert slices.data_ptr() == x.data_ptr()
+    assert torch.equal(slices.view(-1), x)
+    assert torch.equal(pieces.split(x, x[:0], 3, 5).view(-1), x[3 * 45 : 5 * 45])
+    assert slicing((8, 10, 3, 3), 90, order="filter").count == 8
+    assert slicing((8, 10, 3, 3), 8, order="filter").length == 3
 
 
 @given(

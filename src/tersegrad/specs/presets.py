@@ -56,8 +56,9 @@ PRESETS = {
     ),
     "gradiveq": Preset(
         PAPERS,
-        "ErrorFeedback(GradiVeQ(learn=60, compress=240, warmup=20, learning=TwoShot(QSGD(bits=4)), linear=True))",
-        "slices of convolutions and matrices in a learnt basis, summed in it, with error feedback",
+        "GradiVeQ(loss=0.02, learn=30, compress=120, warmup=20, order='filter', learning=TwoShot(QSGD(bits=4)), "
+        "coefficients=TwoShot(QSGD(bits=8)), linear=True)",
+        "slices of convolutions and matrices in a learnt basis, coefficients in 8 bits",
     ),
     "gradiveq-paper": Preset(
         PUBLISHED,

@@ -63,7 +63,8 @@ class GradiVeQ(Reducer):
         "GradiVeQ(warmup=0, learn=2, compress=9, learning=TwoShot(QSGD(bits=4)), coefficients=TwoShot(QSGD(bits=8)), "
         "basis='slice', worst=None, linear=True)",
         "ErrorFeedback(GradiVeQ(warmup=0, learn=2, compress=9, worst=None, drift=None, samples=200000, linear=True))",
-        "GradiVeQ(warmup=0, learn=3, compress=9, coefficients=Ring(Identity()), worst=None, linear=True, tiny=0)",
+        "GradiVeQ(warmup=0, learn=3, compress=9, coefficients=Ring(Identity()), order='filter', worst=None, "
+        "linear=True, tiny=0)",
         "GradiVeQ(warmup=0, learn=2, compress=9, learning=Ring(QSGD(bits=4)), basis=2, vote=0.9, rule='paper')",
     )
 
@@ -75,7 +76,7 @@ class GradiVeQ(Reducer):
     basis: str | int = param(
         "layer", 'one per "layer" or "slice" (more memory, fewer samples); a number: of slices, with rule="paper"'
     )
-    order: str = param("channel", 'a slice is whole input "channel"s, or whole kernel "position"s, as in the paper')
+    order: str = param("channel", 'a slice is a "filter", whole input "channel"s, or whole "position"s as in the paper')
     learning: Reducer = param(doc="reducer of layers while they learn; quantised => fewer bytes", factory=Dense)
     coefficients: Reducer = param(doc="reducer of the coefficients", factory=Dense)
     worst: float | None = param(
@@ -89,7 +90,7 @@ class GradiVeQ(Reducer):
         None, "learn early when most workers lose more than this share of their gradient's energy, instead of drift"
     )
     rule: str = param(
-        "ours", '"paper": as published: first slice, no judge, every worker fits, pipelined ring; ignores 5 parameters'
+        "ours", '"paper": as published: first slice, no judge, every worker fits, pipelined ring; ignores six others'
     )
 
     def __post_init__(self) -> None:
@@ -105,9 +106,9 @@ class GradiVeQ(Reducer):
         if not 0 <= self.loss < 1:
             raise ValueError(f"GradiVeQ(loss={self.loss!r}): a share of the energy, at least 0 and below 1, e.g. 0.01.")
         self._check_basis()
-        for name, choices in (("order", ("position", "channel")), ("rule", ("ours", "paper"))):
+        for name, choices in (("order", ("filter", "channel", "position")), ("rule", ("ours", "paper"))):
             if getattr(self, name) not in choices:
-                raise ValueError(f"GradiVeQ({name}={getattr(self, name)!r}): write {choices[0]!r} or {choices[1]!r}.")
+                raise ValueError(f"GradiVeQ({name}={getattr(self, name)!r}): write {' or '.join(map(repr, choices))}.")
         for name, bound in (("worst", 0.0), ("drift", 1.0), ("vote", 0.0)):
             value = getattr(self, name)
             if value is not None and not value > bound:

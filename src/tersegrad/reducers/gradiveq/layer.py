@@ -51,8 +51,9 @@ class Layer:
         return max(0.0, self.outside / self.energy) if self.energy else 0.0
 
     def split(self, x: Tensor, state: State) -> Tensor:
-        """All slices of ``x``, in scratch shared by all layers."""
-        return self.slicing.split(x, scratch(state, "slices", x.numel(), x.dtype, x.device))
+        """All slices of ``x``, in scratch shared by all layers unless they lie in ``x`` as they are."""
+        numel = 0 if self.slicing.in_order else x.numel()
+        return self.slicing.split(x, scratch(state, "slices", numel, x.dtype, x.device))
 
 
 class Run(NamedTuple):
@@ -64,6 +65,8 @@ class Run(NamedTuple):
 
     def rows(self, first: int, last: int) -> "Run":
         """Some of its slices."""
+        if (first, last) == (0, self.subspace.count):
+            return self
         return Run(self.layer, self.first + first, self.subspace.rows(first, last))
 
     def encode(self, c: Tensor, state: State) -> None:

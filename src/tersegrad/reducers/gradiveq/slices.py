@@ -16,9 +16,9 @@ BLOCK = 1 << 17  # elements: with the basis beside them they fit into the L2 cac
 class Slicing:
     """One layer as ``count`` vectors of ``length`` elements; ``kernels.reference.slices`` defines their order."""
 
-    filters: int  # F
-    positions: int  # P, if the order is by position; 1 if it is by channel
-    run: int  # 1, if the order is by position; else K / F elements that are consecutive in the layer and in the slice
+    filters: int  # F; 1 if the order is by filter
+    positions: int  # P, if the order is by position; else 1
+    run: int  # 1, if the order is by position; else elements that are consecutive in the layer and in the slice
     length: int  # K
     count: int
 
@@ -68,6 +68,9 @@ def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: 
     Weights of three to five dimensions count as convolutions, (F, D, kernel...): D is the depth of a group in a
     grouped one, and the first dimension counts as filters in a transposed one. With ``linear``, so are matrices.
 
+    By "filter" a slice is one filter, or some channels of it if that is too long: K elements as they lie in memory, K
+    the largest that is at most ``size`` and a third of the layer among P * (divisors of D), or else divisors of P.
+
     By "position" (the paper's order: positions, depth, filters) a slice is all filters and channels at some positions
     of the kernel; by "channel" all filters and positions of some input channels. So with (middle, outer) = (D, P) or
     (P, D), the length K is the largest that is at most ``size`` and a third of the layer among F * middle * (divisors
@@ -79,11 +82,17 @@ def slicing(shape: tuple[int, ...], size: int, order: str = "position", linear: 
     16
     >>> slicing((64, 64, 3, 3), 4096, order="channel").length // 64  # 4 channels, all positions, all filters
     36
+    >>> slicing((64, 64, 3, 3), 4096, order="filter")  # one of 64 filters each
+    Slicing(filters=1, positions=1, run=576, length=576, count=64)
     """
     dimensions = range(2 if linear else 3, 6)
     if len(shape) not in dimensions or not math.prod(shape):
         return None
     filters, depth, positions = shape[0], shape[1], math.prod(shape[2:])
+    if order == "filter":
+        longest = min(size, math.prod(shape) // SHARED)
+        fits = [n for n in [positions * d for d in _divisors(depth)] + _divisors(positions) if n <= longest]
+        return Slicing(1, 1, max(fits), max(fits), math.prod(shape) // max(fits)) if fits else None
     middle, outer = (depth, positions) if order == "position" else (positions, depth)
     longest = min(size, math.prod(shape) // SHARED) // filters
     lengths = [middle * d for d in _divisors(outer)] + _divisors(middle)
