@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tersegrad import parse
-from tersegrad.cli import bench, made_up, main, whole
+from tersegrad.cli import bench, main, whole
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.core import Layout, Step, reduce
 from tersegrad.core import state as states
+from tersegrad.plan import made_up
 
 LAYOUT = Layout(("weight", "bias"), ((32, 32, 3, 3), (32,)))
 GRADIENTS = made_up.gaussian(LAYOUT, 0)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.cli import made_up, whole
-from tersegrad.cli.made_up import Gradients
+from tersegrad.cli import whole
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import (
     Compressor,
@@ -31,6 +30,8 @@ from tersegrad.core import (
 from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode
 from tersegrad.lab.timing import Times, environment, interleave
+from tersegrad.plan import made_up
+from tersegrad.plan.made_up import Gradients
 
 WARMUP = whole.STEPS
 
