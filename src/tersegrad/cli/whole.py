@@ -42,7 +42,7 @@ def codec_of(spec: Spec) -> Compressor | None:
     >>> codec_of(parse("topk")), codec_of(parse("vgc"))
     (TopK(ratio=0.01), None)
     """
-    if isinstance(spec, ErrorFeedback):
+    if isinstance(spec, ErrorFeedback) and spec.clip is None:
         spec = spec.inner
     if isinstance(spec, EXCHANGES):
         return spec.compressor
