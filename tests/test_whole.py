@@ -83,7 +83,8 @@ def test_a_gradient_of_the_users_own_has_its_own_shape(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["vgc", "powersgd", QUICK, "dgc", "none", "signsgd", "LowMemory(AllGather(TopK(0.1)))"]
+    "text",
+    ["vgc", "powersgd", QUICK, "dgc", "none", "signsgd", "LowMemory(AllGather(TopK(0.1)))", "Every(Dense(), n=2)"],
 )
 def test_bench_times_whole_methods(text):
     x = GRADIENTS.signal

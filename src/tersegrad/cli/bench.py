@@ -238,8 +238,8 @@ def show(
             faster += f" ({r.topk.removeprefix('torch.topk of ')})"
         lines.append(
             f"{r.spec:<{width}} {r.encode!s:>22} {r.encode.median / baselines['copy'].median:>6.2f} "
-            f"{faster:>{len(topk)}} {r.accumulate!s:>20} {show_bytes(r.nbytes):>9} {4 * numel / r.nbytes:>7.1f}x "
-            f"{r.density:>8.3%} {r.error:>7.4f}"
+            f"{faster:>{len(topk)}} {r.accumulate!s:>20} {show_bytes(r.nbytes):>9} "
+            f"{4 * numel / max(1, r.nbytes):>7.1f}x {r.density:>8.3%} {r.error:>7.4f}"
         )
     return "\n".join([*lines, "", LEGEND.format(gradients=gradients)])
 
