@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tersegrad import parse
-from tersegrad.cli import bench, made_up, main, whole
+from tersegrad.cli import bench, main, whole
 from tersegrad.comm import threads
 from tersegrad.comm.metered import Metered
 from tersegrad.core import Layout, Step, reduce
 from tersegrad.core import state as states
+from tersegrad.plan import made_up
 
 LAYOUT = Layout(("weight", "bias"), ((32, 32, 3, 3), (32,)))
 GRADIENTS = made_up.gaussian(LAYOUT, 0)
@@ -82,7 +83,8 @@ def test_a_gradient_of_the_users_own_has_its_own_shape(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["vgc", "powersgd", QUICK, "dgc", "none", "signsgd", "LowMemory(AllGather(TopK(0.1)))"]
+    "text",
+    ["vgc", "powersgd", QUICK, "dgc", "none", "signsgd", "LowMemory(AllGather(TopK(0.1)))", "Every(Dense(), n=2)"],
 )
 def test_bench_times_whole_methods(text):
     x = GRADIENTS.signal

@@ -117,7 +117,15 @@ IN_PHASE = {  # spec, steps to get into the phase, what is sent in it at most, a
     "topk4 past its beginning": (SHORT_TOPK4, 6, 20.0, None),
     "ahead past its beginning": (f"StepAhead({SHORT_TOPK4})", 6, 20.0, None),
     "dgc past its beginning": (
-        "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(0.01))), 'ratio', steps={0: 0.25, 4: 0.01}))",
+        "ByDimension({1: MomentumCorrection(Dense(), nesterov=True, masking=False)}, MomentumCorrection(Schedule("
+        "AllGather(TopK(0.01)), 'ratio', steps={0: 0.25, 4: 0.01}), nesterov=True, masking=False))",
+        6,
+        4.0,
+        None,
+    ),
+    "dgc-paper past its beginning": (
+        "ByDimension({1: MomentumCorrection(Dense(), masking=False)}, MomentumCorrection(Schedule("
+        "AllGather(PerTensor(SampledTopK(0.01))), 'ratio', steps={0: 0.25, 4: 0.01})))",
         6,
         4.0,
         None,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tersegrad.cli import main
 from tersegrad.lab import network as networks
+from tersegrad.lab import workloads
 from tersegrad.lab.map import Cell, step_ms, with_ratios
 from tersegrad.lab.methods import Method
 from tersegrad.lab.train import Plan, RunFailedError, make_runs, open_network, read_events, show_progress, train
@@ -213,6 +214,18 @@ dist.destroy_process_group()
 """
 
 
+def test_topk_in_torch_operations_trains_as_ours(tmp_path):
+    """The same rule: the same losses and the same score, to the bit. DDP makes new buckets after the first step."""
+    specs = "torch:topk(ratio=0.02)", "ErrorFeedback(AllGather(TopK(ratio=0.02)))", "torch:dgc(ratio=0.02)", "none"
+    theirs, ours, sampled, plain = run_together(plan(tmp_path, *specs, steps=20))
+    losses = [[e["loss"] for e in events if e["event"] == "step"] for events in (theirs, ours, sampled, plain)]
+    assert losses[0] == losses[1]
+    assert theirs[-1]["score"] == ours[-1]["score"]
+    assert losses[0] != losses[3]
+    assert losses[2][-1] < losses[2][0], "DGC's selection with error feedback learns"
+    assert losses[2] != losses[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "by_hand"), [("none", "plain"), ("torch:fp16", "fp16")])
 def test_the_lab_changes_nothing(tmp_path, spec, by_hand):
@@ -300,6 +313,8 @@ def test_a_full_disk_is_told(tmp_path):
         (["topkk", "--workload", "digits"], "'topkk' is unknown"),
         (["torch:lars", "--workload", "digits"], "none of torch's hooks that the lab knows"),
         (["torch:powersgd(rank=x)", "--workload", "digits"], "the lab knows"),
+        (["torch:powersgd(rank=0.5)", "--workload", "digits"], "the lab knows"),
+        (["torch:topk(ratio=1.5)", "--workload", "digits"], "'ratio=1.5' in"),
         (["topk", "--workload", "digits", "--bandwidth", "fast"], "is not a rate"),
         (["topk", "--workload", "digits", "--bandwidth", "1Mbit", "--network", "none"], "has no link to be slow"),
         (["torch:fp16", "--workload", "digits", "--bandwidth", "1Mbit", "--network", "throttled"], "talks past"),
@@ -314,8 +329,17 @@ def test_mistakes_are_told_before_anything_starts(tmp_path, capsys, args, says):
 def test_methods():
     assert Method("none").peer
     assert Method("torch:powersgd(rank=2)").torch_hook() == ("powersgd", {"rank": 2, "start": 10})
+    assert Method("torch:topk").torch_hook() == ("topk", {"ratio": 0.01})
+    assert Method("torch:dgc(ratio=.05)").torch_hook() == ("dgc", {"ratio": 0.05})
     assert Method("topk").expression == "ErrorFeedback(AllGather(TopK(ratio=0.01)))"
     assert not Method("topk").peer
+
+
+def test_momentum_before_sending_takes_weight_decay_along():
+    workload = workloads.find("cifar-resnet20")
+    adapted = Method("MomentumCorrection(AllGather(TopK(0.01)), momentum=0.8)").adapt(workload)
+    assert (adapted.momentum, adapted.weight_decay) == (0.0, pytest.approx(5 * workload.weight_decay))
+    assert Method("topk").adapt(workload) == workload
 
 
 def test_map_arithmetic(tmp_path):

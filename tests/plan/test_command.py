@@ -29,6 +29,40 @@ def test_what_is_not_known_is_said(capsys):
     assert "nothing hides behind it" in capsys.readouterr().out
 
 
+def line_of(spec: str, text: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{spec}: ")]
+    return line
+
+
+@pytest.mark.parametrize(("workers", "least"), [("8", "4.57"), ("16", "8.53")])
+def test_vgc_is_told_from_where_on_it_pays(workers, least, capsys):
+    assert main(["plan", "vgc", "--params", "20k", "--workers", workers, "--bandwidth", "1Mbit"]) == 0
+    line = line_of("vgc", capsys.readouterr().out)
+    assert f"pays with {workers} workers from a compression of {least} on" in line
+    has = float(line.rstrip(".").split()[-1])
+    assert 5 < has < 200, "VGC sends some elements in the steps that are recorded, not none and not all"
+
+
+def test_fft_is_told_from_where_on_it_pays(capsys):
+    told = []
+    for bandwidth in ("10kbit", "1Mbit"):
+        assert main(["plan", "fft", "--params", "20k", "--workers", "4", "--bandwidth", bandwidth]) == 0
+        told.append(line_of("fft", capsys.readouterr().out))
+    assert "fft: pays on 0.01 Mbit/s from a compression of 1" in told[0]
+    least = [float(line.split("compression of ")[1].split()[0]) for line in told]
+    assert 1 <= least[0] <= least[1] < 2, "a slower link asks for less"
+    assert float(told[0].rstrip(".").split()[-1]) > 5
+    assert main(["plan", "fft", "--params", "20k", "--workers", "4"]) == 0
+    assert "pays at no compression on an unlimited link" in line_of("fft", capsys.readouterr().out)
+
+
+def test_other_methods_and_single_workers_are_told_nothing(capsys):
+    assert main(["plan", "topk", "--params", "10k", "--workers", "4"]) == 0
+    assert "pays" not in capsys.readouterr().out
+    assert main(["plan", "vgc", "--params", "10k", "--workers", "1"]) == 0
+    assert "pays" not in capsys.readouterr().out
+
+
 @pytest.fixture
 def profile(tmp_path):
     plain = [BucketCost(250_000, 0.0, 0.0, (("all_reduce", 1_000_000),), 0)]

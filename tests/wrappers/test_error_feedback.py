@@ -44,6 +44,33 @@ def test_the_algorithm_in_plain_torch(size):
             assert not bool(trace.rests[step].any()), "all of the gradient is sent or remembered"
 
 
+@cases(size=[1, 4])
+def test_each_tensor_is_clipped_before_it_is_remembered(size):
+    """As if the clipped gradients had been given to the same method without clipping, bit for bit."""
+
+    def clipped(rank, step):
+        parts = gradient(rank, step).split(LAYOUT.sizes)
+        return torch.cat([p * (5.0 / math.sqrt(size) / math.sqrt(float(p.double().square().sum()))) for p in parts])
+
+    with_clip = runs.run(parse("ErrorFeedback(AllGather(TopK(0.05)), clip=5.0)"), size, gradient, LAYOUT, steps=6)
+    by_hand = runs.run(ErrorFeedback(AllGather(TopK(0.05))), size, clipped, LAYOUT, steps=6)
+    for a, b in zip(with_clip, by_hand, strict=True):
+        for mine, theirs in zip([*a.means, *a.held], [*b.means, *b.held], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clip_above_all_norms_changes_no_bit():
+    specs = ErrorFeedback(AllGather(TopK(0.05)), clip=1e6), ErrorFeedback(AllGather(TopK(0.05)))
+    a, b = (runs.run(spec, 2, gradient, LAYOUT, steps=4)[0] for spec in specs)
+    assert all(torch.equal(x, y) for x, y in zip(a.means, b.means, strict=True))
+
+
+@pytest.mark.parametrize("clip", ["0", "-1.0", "'much'", "True"])
+def test_a_clip_is_a_norm(clip):
+    with pytest.raises(ValueError, match=r"ErrorFeedback\(clip=.*: a norm above 0"):
+        parse(f"ErrorFeedback(AllGather(TopK(0.05)), clip={clip})")
+
+
 @cases(spec=SENDERS)
 def test_sum_of_means_and_mean_residual_are_the_sum_of_gradients(spec):
     size, steps = 3, 10

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersegrad.cli import made_up, whole
-from tersegrad.cli.made_up import Gradients
+from tersegrad.cli import whole
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import (
     Compressor,
@@ -31,6 +30,8 @@ from tersegrad.core import (
 from tersegrad.core import state as states
 from tersegrad.engine.roundtrip import decode
 from tersegrad.lab.timing import Times, environment, interleave
+from tersegrad.plan import made_up
+from tersegrad.plan.made_up import Gradients
 
 WARMUP = whole.STEPS
 
@@ -237,8 +238,8 @@ def show(
             faster += f" ({r.topk.removeprefix('torch.topk of ')})"
         lines.append(
             f"{r.spec:<{width}} {r.encode!s:>22} {r.encode.median / baselines['copy'].median:>6.2f} "
-            f"{faster:>{len(topk)}} {r.accumulate!s:>20} {show_bytes(r.nbytes):>9} {4 * numel / r.nbytes:>7.1f}x "
-            f"{r.density:>8.3%} {r.error:>7.4f}"
+            f"{faster:>{len(topk)}} {r.accumulate!s:>20} {show_bytes(r.nbytes):>9} "
+            f"{4 * numel / max(1, r.nbytes):>7.1f}x {r.density:>8.3%} {r.error:>7.4f}"
         )
     return "\n".join([*lines, "", LEGEND.format(gradients=gradients)])
 

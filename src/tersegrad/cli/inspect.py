@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tersegrad.cli import made_up, whole
-from tersegrad.cli.made_up import Gradients
+from tersegrad.cli import whole
 from tersegrad.comm.units import show_bytes
 from tersegrad.core import HEADER_NBYTES, Compressor, Layout, Reducer, needs_of, sections
 from tersegrad.engine.roundtrip import roundtrip
+from tersegrad.plan import made_up
+from tersegrad.plan.made_up import Gradients
 
 
 def run(args: argparse.Namespace) -> int:

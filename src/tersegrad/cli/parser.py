@@ -78,7 +78,7 @@ def _add_bench(commands: Any) -> None:
 def _add_train(commands: Any) -> None:
     train = commands.add_parser("train", help="real training over a slow link, one run per spec, kept in a folder")
     train.add_argument(
-        "spec", metavar="SPEC", nargs="+", help='specs, "none" (plain DDP), or torch:fp16, torch:bf16, ...'
+        "spec", metavar="SPEC", nargs="+", help='specs, "none" (plain DDP), or torch:bf16, torch:topk, ...'
     )
     _add_run_options(train)
     train.add_argument("--bandwidth", help="of every worker's link, e.g. 100Mbit (default: not limited)")

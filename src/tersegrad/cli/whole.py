@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tersegrad.auto import Auto
-from tersegrad.cli.made_up import Gradients
 from tersegrad.comm.metered import Metered
 from tersegrad.comm.torch import NetworkError
 from tersegrad.comm.virtual import Hub, VirtualComm
 from tersegrad.core import Compressor, Reducer, Spec, State, Step, contribution, settled
 from tersegrad.core import state as states
+from tersegrad.plan.made_up import Gradients
 from tersegrad.reducers import AllGather, AllReduce, GradiVeQ, Ring, TwoShot
 from tersegrad.specs import parse
 from tersegrad.wrappers import ErrorFeedback
@@ -42,7 +42,7 @@ def codec_of(spec: Spec) -> Compressor | None:
     >>> codec_of(parse("topk")), codec_of(parse("vgc"))
     (TopK(ratio=0.01), None)
     """
-    if isinstance(spec, ErrorFeedback):
+    if isinstance(spec, ErrorFeedback) and spec.clip is None:
         spec = spec.inner
     if isinstance(spec, EXCHANGES):
         return spec.compressor

@@ -14,17 +14,21 @@ from tersegrad.comm.throttled import Throttled
 from tersegrad.core import Reducer, needs_of, settled
 from tersegrad.hosts.ddp import attach
 from tersegrad.hosts.handle import Handle
+from tersegrad.lab import torch_peers
 from tersegrad.lab.workloads import Workload
 from tersegrad.reducers import Dense
 from tersegrad.specs import parse_reducer
+from tersegrad.wrappers import MomentumCorrection
 
 _TORCH = re.compile(r"torch:(?P<hook>\w+)(?:\((?P<arguments>[^()]*)\))?")
-_PARAMETERS: dict[str, dict[str, int]] = {
+_PARAMETERS: dict[str, dict[str, float]] = {
     "noop": {},  # sends nothing, so that replicas drift apart: how long a step takes with no network at all
     "allreduce": {},  # what plain DDP does, as a hook: what any hook costs
     "fp16": {},
     "bf16": {},
     "powersgd": {"rank": 1, "start": 10},
+    "topk": {"ratio": 0.01},  # these two are written in torch operations (torch_peers.py), not torch's own
+    "dgc": {"ratio": 0.001},
 }
 
 
@@ -53,31 +57,41 @@ class Method:
         return self if reducer is None or reducer == settled(reducer) else Method(repr(settled(reducer)))
 
     def adapt(self, workload: Workload) -> Workload:
-        """The workload as this method needs it: a method with momentum takes the place of the optimizer's."""
+        """The workload as this method needs it: a method with momentum takes the place of the optimizer's.
+
+        Momentum applies a decay of w over and over, 1 / (1 - momentum) times in the end. Where it is applied before
+        sending, the optimizer's decay has none, and gets that factor instead.
+        """
         reducer = self.reducer()
-        brings = reducer is not None and needs_of(reducer).no_momentum
-        return replace(workload, momentum=0.0) if brings else workload
+        if reducer is None or not needs_of(reducer).no_momentum:
+            return workload
+        momenta = [part.momentum for part in reducer.walk() if isinstance(part, MomentumCorrection)]
+        decay = workload.weight_decay / (1.0 - max(momenta, default=0.0))
+        return replace(workload, momentum=0.0, weight_decay=decay)
 
     @property
     def expression(self) -> str:
         """What the method is, in full."""
         return self.text if self.peer else repr(self.reducer())
 
-    def torch_hook(self) -> tuple[str, dict[str, int]] | None:
-        """Name and parameters of a hook of torch's own."""
+    def torch_hook(self) -> tuple[str, dict[str, float]] | None:
+        """Name and parameters of a hook that is torch's own, or in torch operations alone."""
         if not self.text.startswith("torch:"):
             return None
         match = _TORCH.fullmatch(self.text)
-        known = "torch:noop, torch:allreduce, torch:fp16, torch:bf16 and torch:powersgd(rank=2, start=10)"
+        known = (
+            "torch:noop, torch:allreduce, torch:fp16, torch:bf16, torch:powersgd(rank=2, start=10), "
+            "torch:topk(ratio=0.01) and torch:dgc(ratio=0.001)"
+        )
         if match is None or match["hook"] not in _PARAMETERS:
             raise ValueError(f"{self.text!r} is none of torch's hooks that the lab knows: {known}.")
-        given: dict[str, int] = {}
+        usual, given = _PARAMETERS[match["hook"]], dict[str, float]()
         for part in filter(None, (match["arguments"] or "").replace(" ", "").split(",")):
             name, _, value = part.partition("=")
-            if name not in _PARAMETERS[match["hook"]] or not value.isdigit():
+            if name not in usual or not _is_value(value, whole=type(usual[name]) is int):
                 raise ValueError(f"{part!r} in {self.text!r}: the lab knows {known}.")
-            given[name] = int(value)
-        return match["hook"], _PARAMETERS[match["hook"]] | given
+            given[name] = type(usual[name])(value)
+        return match["hook"], usual | given
 
     def ddp_options(self) -> dict[str, Any]:
         """torch's PowerSGD hangs on gloo with more than one bucket, so it gets a single one."""
@@ -103,7 +117,14 @@ class Method:
         )
 
 
-def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: dict[str, int]) -> None:
+def _is_value(text: str, whole: bool) -> bool:
+    """A whole number, or a share above 0 and at most 1."""
+    if whole:
+        return text.isdigit()
+    return text.replace(".", "", 1).isdigit() and 0 < float(text) <= 1
+
+
+def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: dict[str, float]) -> None:
     if name == "noop":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
     elif name == "allreduce":
@@ -112,11 +133,13 @@ def _register_torch_hook(model: DistributedDataParallel, name: str, parameters: 
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "bf16":
         model.register_comm_hook(None, _half_hook)
+    elif name in torch_peers.SELECTIONS:
+        model.register_comm_hook(torch_peers.Peer(name, parameters["ratio"]), torch_peers.reduce_hook)
     else:
         state = powerSGD_hook.PowerSGDState(
             process_group=None,
-            matrix_approximation_rank=parameters["rank"],
-            start_powerSGD_iter=parameters["start"],
+            matrix_approximation_rank=int(parameters["rank"]),
+            start_powerSGD_iter=int(parameters["start"]),
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 

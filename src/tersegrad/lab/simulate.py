@@ -92,8 +92,15 @@ class Request:
             raise ValueError("--compute is for predicted times: say what the network is, e.g. --bandwidth 100Mbit.")
         for spec in self.specs:
             if spec.startswith("torch:"):
-                raise ValueError(f"{spec!r} is a hook of torch's own, which only real processes can run. Use `train`.")
+                raise ValueError(
+                    f"{spec!r} is a hook of DDP, which only real processes can run. Use `train`.{_like(spec)}"
+                )
             require_decisions(parse_reducer(spec), self.decisions)
+
+
+def _like(hook: str) -> str:
+    """Which of our specs computes the same, where one does."""
+    return " For what it learns, not for its time: 'topk', with the same rule." if hook.startswith("torch:topk") else ""
 
 
 def simulate(

@@ -29,10 +29,12 @@ from tersegrad.core import (
 )
 from tersegrad.core import state as states
 from tersegrad.plan.cost import ALL_GATHER, ALL_REDUCE, Link, load, payloads_decoded
+from tersegrad.plan.made_up import Gradients
 from tersegrad.plan.recording import Recorder, messages_of
 from tersegrad.plan.timeline import Service
 
 WARMUP = 3  # steps before timing and recording start
+LATER = 30  # the same for methods that need squares: after so many steps VGC sends as much as it adds
 ROUNDS = 5  # timed steps; the result is their median
 MOST_LAYOUTS = 6  # different buckets that are measured; others are scaled from the nearest in size
 
@@ -144,12 +146,13 @@ def measure(spec: Reducer, layout: Layout, gradient: Tensor) -> BucketCost:
 
 def _step(spec: Reducer, layout: Layout, gradient: Tensor, comm: Comm) -> tuple[Callable[[], float], State]:
     """A function that runs one step and returns its seconds, and the state that it uses."""
-    state, x, squares = spec.init(layout, comm), torch.empty_like(gradient), 4.0 * gradient.square()
-    numbers = count()
+    state, x, numbers = spec.init(layout, comm), torch.empty_like(gradient), count()
+    noisy = Gradients(gradient, layout) if needs_of(spec).squares else None  # such methods are about the noise
 
     def step() -> float:
-        x.copy_(gradient)
-        now = Step(layout, next(numbers), lr=0.1, squares=squares)
+        number = next(numbers)
+        x.copy_(gradient if noisy is None else noisy.of(comm.rank, number))
+        now = Step(layout, number, lr=0.1, squares=None if noisy is None else noisy.squares)
         started = time.perf_counter()
         reduce(spec, now, x, x, state, comm)
         seconds = time.perf_counter() - started
@@ -159,9 +162,13 @@ def _step(spec: Reducer, layout: Layout, gradient: Tensor, comm: Comm) -> tuple[
     return step, state
 
 
+def _steps_before(spec: Reducer) -> int:
+    return LATER if needs_of(spec).squares else WARMUP
+
+
 def _time_alone(spec: Reducer, layout: Layout, gradient: Tensor) -> tuple[float, int]:
     step, state = _step(spec, layout, gradient, _Alone())
-    for _ in range(WARMUP):
+    for _ in range(_steps_before(spec)):
         step()
     return statistics.median(step() for _ in range(ROUNDS)), nbytes_of(state)
 
@@ -172,7 +179,7 @@ def _record(spec: Reducer, layout: Layout, gradient: Tensor, workers: int) -> Re
     def work(comm: Comm) -> Recorder:
         recorder = Recorder(comm)
         step, _ = _step(spec, layout, gradient, recorder)
-        for _ in range(WARMUP):
+        for _ in range(_steps_before(spec)):
             recorder.clear()
             step()
         return recorder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tersegrad.comm.units import parse_rate, parse_time, show_bytes
 from tersegrad.core.environment import environment
-from tersegrad.plan import advice, codecs, model
+from tersegrad.plan import advice, break_even, codecs, model
 from tersegrad.plan.advice import Setting
 from tersegrad.plan.codecs import BucketCost, Network
 from tersegrad.plan.cost import Link
@@ -55,7 +55,8 @@ def run(request: Request, draw: Draw) -> str:
     workers = request.workers or (profile.workers,)
     setting = Setting(workers[0], profile.network, profile.compute, profile.contention)
     ranked = advice.rank(profile.costs, setting)
-    parts = [_about(setting, profile), advice.show(ranked), _notes(profile), advice.answer(ranked)]
+    limits = break_even.lines(profile.costs, ranked, setting)
+    parts = [_about(setting, profile), advice.show(ranked), limits, _notes(profile), advice.answer(ranked)]
     if len(workers) > 1:
         parts.append(_scaling(profile, setting, workers, request.picture, draw))
     return "\n\n".join(part for part in parts if part)

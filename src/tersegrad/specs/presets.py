@@ -87,9 +87,16 @@ PRESETS = {
     ),
     "dgc": Preset(
         SPARSE,
-        "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(ratio=0.001))), 'ratio', "
-        "steps={0: 0.25, 400: 0.0625, 800: 0.015625, 1200: 0.004, 1600: 0.001}))",
-        "momentum before sending, 25 % down to 0.1 %; for SGD without momentum of its own",
+        "ByDimension({1: MomentumCorrection(Dense(), nesterov=True, masking=False)}, MomentumCorrection(Schedule("
+        "AllGather(TopK(ratio=0.01)), 'ratio', steps={0: 0.25, 200: 0.01}), nesterov=True, masking=False))",
+        "momentum before sending, 1 %, 25 % in the first 200 steps, vectors whole; for SGD without momentum of its own",
+    ),
+    "dgc-paper": Preset(
+        PUBLISHED,
+        "ByDimension({1: MomentumCorrection(Dense(), masking=False)}, MomentumCorrection(Schedule("
+        "AllGather(PerTensor(SampledTopK(ratio=0.001))), 'ratio', "
+        "steps={0: 0.25, 400: 0.0625, 800: 0.015625, 1200: 0.004, 1600: 0.001})))",
+        "DGC as its authors train it: masked velocities, 25 % down to 0.1 % of each tensor in four epochs of 400 steps",
     ),
     "randomk": Preset(
         SPARSE,

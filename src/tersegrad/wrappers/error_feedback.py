@@ -9,7 +9,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tersegrad.core import Comm, Finish, Memory, Reducer, State, Step, Vector, param, stage
+from tersegrad.core import (
+    Comm,
+    Finish,
+    Layout,
+    Memory,
+    Reducer,
+    State,
+    Step,
+    Vector,
+    added,
+    contribution,
+    param,
+    stage,
+)
+from tersegrad.wrappers import _clip
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,12 +38,21 @@ class ErrorFeedback(Memory):
     examples: ClassVar[tuple[str, ...]] = (
         "ErrorFeedback(AllGather(TopK(0.1)))",
         "ErrorFeedback(AllReduce(BF16()))",
+        "ErrorFeedback(AllGather(TopK(0.1)), clip=2.0)",
     )
 
     inner: Reducer = param(doc="the reducer that sends")
+    clip: float | None = param(None, _clip.DOC)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _clip.require_clip(self, self.clip)
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """The part of the total that ``inner`` does not send becomes the next residual."""
+        if self.clip is not None:
+            x = added(x)
+            _clip.clip_tensors(x, step.layout, self.clip, comm.size)
         total = self._total(step, x, state)
         finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
@@ -42,3 +65,12 @@ class ErrorFeedback(Memory):
             return finite
 
         return finish
+
+
+@contribution.register
+def _contribution(reducer: ErrorFeedback, layout: Layout, state: State, x: Tensor, workers: int) -> Tensor:
+    """The gradient, clipped."""
+    if reducer.clip is not None:
+        x = x.clone()
+        _clip.clip_tensors(x, layout, reducer.clip, workers)
+    return contribution(reducer.inner, layout, state["inner"], x, workers)

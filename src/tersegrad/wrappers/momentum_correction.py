@@ -3,7 +3,6 @@
 Lin et al., "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +26,7 @@ from tersegrad.core import (
     param,
     stage,
 )
+from tersegrad.wrappers import _clip
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,8 @@ class MomentumCorrection(Memory):
 
     u = momentum * u + gradient;  v = v + u;  out, v = inner(v);  u = 0 wherever something of v was sent (masking)
 
-    ``out`` is the whole step: the optimizer is SGD with no momentum of its own. With momentum=0 this is ErrorFeedback.
+    ``out`` is the whole step: the optimizer is SGD with no momentum of its own, and its weight decay, which momentum no
+    longer amplifies, is the usual one / (1 - momentum). With momentum=0 this is ErrorFeedback.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -49,19 +50,16 @@ class MomentumCorrection(Memory):
     )
     nesterov: bool = param(False, "True: v = v + gradient + momentum * u")
     masking: bool = param(True, "False: keep the velocity, and with it stale momentum, of elements that were sent")
-    clip: float | None = param(
-        None, "each tensor's local gradient is scaled down to norm clip / sqrt(workers); None: no clipping"
-    )
+    clip: float | None = param(None, _clip.DOC)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
+        if not _clip.is_number(self.momentum) or not 0 <= self.momentum < 1:
             raise ValueError(f"MomentumCorrection(momentum={self.momentum!r}): a number from 0 to below 1, e.g. 0.9.")
         for name in ("nesterov", "masking"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"MomentumCorrection({name}={getattr(self, name)!r}): write True or False.")
-        if self.clip is not None and not (_is_number(self.clip) and 0 < self.clip < math.inf):
-            raise ValueError(f"MomentumCorrection(clip={self.clip!r}): a norm above 0, or None to clip nothing.")
+        _clip.require_clip(self, self.clip)
 
     def needs(self) -> Needs:
         """The optimizer must have no momentum: it is applied here."""
@@ -74,7 +72,7 @@ class MomentumCorrection(Memory):
         """The unsent part of the total becomes the residual; with masking, the velocity of the sent part is reset."""
         x = added(x)
         if self.clip is not None:
-            _clip(x, step.layout, self.clip / math.sqrt(comm.size))
+            _clip.clip_tensors(x, step.layout, self.clip, comm.size)
         kernel, how = kernels.on(x), (self.momentum, self.nesterov)
         velocity, residual = state["velocity"], state["residual"]
         next_velocity, total = back_buffer(state, "velocity"), back_buffer(state, "residual")
@@ -109,21 +107,8 @@ def _contribution(reducer: MomentumCorrection, layout: Layout, state: State, x: 
     """What this step adds to v: the velocity, or Nesterov's variant of it."""
     x = x.clone()
     if reducer.clip is not None:
-        _clip(x, layout, reducer.clip / math.sqrt(workers))
+        _clip.clip_tensors(x, layout, reducer.clip, workers)
     velocity, total = torch.empty_like(x), torch.empty_like(x)
     how = reducer.momentum, reducer.nesterov
     kernels.on(x).add_momentum(x, state["velocity"], torch.zeros_like(x), *how, velocity, total)
     return total
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _clip(x: Tensor, layout: Layout, limit: float) -> None:
-    """Scale every tensor down to a norm of at most ``limit``, in place; non-finite tensors stay non-finite."""
-    for tensor in x.split(layout.sizes):
-        (squares,) = kernels.read(kernels.on(x).moments(tensor).squares)
-        norm = math.sqrt(squares)
-        if not norm <= limit:
-            tensor.mul_(limit / norm)  # NaN stays NaN, and an infinity times 0 becomes one
