@@ -31,8 +31,9 @@ def _network() -> Iterator[None]:
 class _Works(Pending):
     """Operations that torch has under way; it holds on to their memory."""
 
-    def __init__(self, works: list[dist.Work | None], sent: Tensor, into: Tensor):
+    def __init__(self, works: list[dist.Work | None], sent: Tensor, into: Tensor, timeout: timedelta | None = None):
         self._works = works
+        self._timeout = timeout
         self._sent = sent
         self._into = into
 
@@ -50,7 +51,7 @@ class _Works(Pending):
         with _network():
             for work in self._works:
                 assert work is not None  # None only for a process outside the group
-                work.wait()
+                work.wait() if self._timeout is None else work.wait(self._timeout)
         return self._into
 
 
@@ -67,10 +68,18 @@ class _Arrived(Pending):
 
 
 class TorchComm(Comm):
-    """Collectives on a ``torch.distributed`` process group of its own; used by one thread at a time."""
+    """Collectives on a ``torch.distributed`` process group of its own; used by one thread at a time.
 
-    def __init__(self, group: dist.ProcessGroup):
+    Args:
+        group: For the use of this Comm alone.
+        timeout: Instead of the group's own, in all operations.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta | None = None):
         self.group = group
+        self._timeout = timeout  # of messages; that of collectives can be set in the group
+        if timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._names = dist.get_process_group_ranks(group)
@@ -133,7 +142,7 @@ class TorchComm(Comm):
                 works.append(dist.irecv(into, group=self.group, group_src=(self.rank - by) % self.size))
             if x.numel():
                 works.append(dist.isend(x, group=self.group, group_dst=(self.rank + by) % self.size))
-        return _Works(works, x, into)
+        return _Works(works, x, into, self._timeout)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """In place; ``root`` is a rank of this group."""

@@ -87,9 +87,7 @@ class Processes(Peers):
         network, group = self._options.network, self._options.group
         timeout = timedelta(seconds=self._options.timeout)
         self._group = group or _new_group(timeout)
-        if group is not None:  # for our use alone, so its timeout is ours to set
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
-        self._comm = TorchComm(self._group)
+        self._comm = TorchComm(self._group, None if group is None else timeout)
         return self._comm if network is None else network(self._comm)
 
     def agree(self, mine: dict[str, object]) -> str:

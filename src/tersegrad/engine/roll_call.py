@@ -1,9 +1,9 @@
 """Roll call: once a step all workers say where they are, where nothing else that they send would tell.
 
-A frame names its step, bucket and spec; a sum does not. If a worker has taken part in fewer steps than the others (it
-was in ``no_sync`` once, or loaded a state of another step), the sums are of gradients that do not belong together, and
-nobody would know. So the workers exchange a few bytes while the last bucket travels: the step, its buckets, the
-learning rate where a schedule follows it, and the tensors that they had no gradient of.
+A frame names its step, bucket and spec; a sum does not. If a worker has taken part in fewer steps than the others, or
+goes on from a state of another step, the sums are of gradients that do not belong together, and nobody would know. So
+the workers exchange a few bytes while the last bucket travels: the step, its buckets, the learning rate where a
+schedule follows it, and the tensors that they had no gradient of.
 """
 
 import hashlib
@@ -116,8 +116,8 @@ def _told(said: list[tuple[int, int, float]], comm: Comm) -> str:
     if len(set(steps)) > 1:
         what = _by_rank([f"step {step}" for step in steps], comm)
         return (
-            f"the ranks are not in the same step: {what}. Some has called backward() without the others (no_sync on "
-            "one rank only?), or loaded a state of another step. Nothing of this step is remembered."
+            f"the ranks are not in the same step: {what}. Some have taken part in fewer steps than others, or go on "
+            "from a state of another step. Nothing of this step is remembered."
         )
     if len(set(rates)) > 1:
         what = _by_rank([f"{rate:g}" for rate in rates], comm)
