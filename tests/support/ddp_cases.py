@@ -336,7 +336,7 @@ def worker_error() -> tuple[str, int]:
     message = "nothing was raised"
     try:
         steps(model, 0, 50)
-    except RuntimeError as error:
+    except OSError as error:
         message = str(error)
     handle.close()
     return message, gloo_threads() - before

@@ -24,7 +24,7 @@ from tersegrad.engine import Engine, Gradient, Options, Processes
 from tersegrad.hosts import _checks
 from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts.handle import Handle
-from tersegrad.hosts.parameter_shift import ParameterShift, when_backward_has_ended
+from tersegrad.hosts.parameter_shift import ParameterShift, in_a_backward, when_backward_has_ended
 from tersegrad.per_sample import SquaredGradients
 from tersegrad.reducers import Dense
 from tersegrad.specs import parse_reducer
@@ -184,12 +184,13 @@ class _Attachment:
             _checks.require_strided(buffer, names)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         squares = None if self._squares is None else self._squares_in(self._squares, names, parameters)
-        if last and self._shift is not None:
-            self._shift.restore_after_backward()
-        if last:
+        in_backward = in_a_backward()  # not in Join's, for ranks that have no more inputs
+        if last and in_backward:
+            if self._shift is not None:
+                self._shift.restore_after_backward()
             when_backward_has_ended(self._raise_error)
         self.engine.submit(Gradient(names, buffer, partial(self._done, future, buffer), squares), last)
-        return future
+        return future if in_backward else future.then(self._unwrap)
 
     def _done(self, future: "torch.futures.Future[torch.Tensor]", buffer: Tensor, error: BaseException | None) -> None:
         """On any thread. What a future raises loses its type on the way, so the error is raised after backward."""
@@ -197,6 +198,10 @@ class _Attachment:
             self._error = self._error or error
             buffer.fill_(math.nan)  # nobody shall take it for a gradient
         future.set_result(buffer)
+
+    def _unwrap(self, future: "torch.futures.Future[torch.Tensor]") -> Tensor:
+        self._raise_error()
+        return future.value()
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
