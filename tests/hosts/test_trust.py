@@ -176,6 +176,28 @@ def test_parameters_frozen_after_ddp_or_ignored_by_it(gloo4, spec):
         assert found["ignored"] == ["0.weight", "1.bias", "1.weight"]
 
 
+# ---- a shared key --------------------------------------------------------------------------------
+
+FRAMED = ["topk", "signsgd", "int8", "vgc", "ErrorFeedback(Ring(TopK(0.1)))", "Ring(BF16(), pieces=1)"]
+
+
+def test_a_shared_key_changes_no_bit_and_keeps_other_keys_out(gloo4):
+    for rank, found in enumerate(gloo4.run(cases.signed, FRAMED)):
+        assert all(found.pop(spec) for spec in FRAMED), found
+        assert f"rank {'0, 1, 3' if rank == 2 else '2'} has another TERSEGRAD_KEY than this rank" in found["another"]
+        assert "TERSEGRAD_KEY (given on rank 0, none on rank 2)" in found["none"]
+        assert "fewer than 16 can be guessed" in found["short"]
+        assert "sends sums, which have none" in found["sums"]
+
+
+@pytest.mark.parametrize("how", ["changed", "replayed"])
+def test_a_shared_key_keeps_strangers_frames_out(gloo4, how):
+    for rank, said in enumerate(gloo4.run(cases.strangers, how, "a key that all ranks were given")):
+        if rank != 2:
+            assert "FrameError: a frame that rank 2 should have sent is not signed with this run's key" in said
+    assert gloo4.run(cases.strangers, "replayed", "")[0] == "nothing", "a checksum is no signature"
+
+
 # ---- the end of a process ------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """What runs inside the gloo worker processes of test_trust.py: lost data, ranks that differ, types of errors."""
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tersegrad
 from support.ddp_cases import digest, loss, make, steps
 from tersegrad.comm import frame as frames
-from tersegrad.core import Comm
+from tersegrad.core import Comm, Signer
 from tersegrad.testing.runs import same
 
 
@@ -462,3 +464,99 @@ def frozen_or_ignored(spec: str) -> dict[str, Any]:
         found[case] = sorted(handle.state_dict()["tensors"])
         handle.close()
     return found
+
+
+# ---- a shared key --------------------------------------------------------------------------------
+
+
+@contextmanager
+def key(text: str) -> Iterator[None]:
+    """The environment of a process that was started with this key."""
+    os.environ["TERSEGRAD_KEY"] = text
+    try:
+        yield
+    finally:
+        del os.environ["TERSEGRAD_KEY"]
+
+
+def signed(specs: list[str]) -> dict[str, Any]:
+    """Training with a key ends as without; a rank with another one, or with none, does not begin."""
+    found: dict[str, Any] = {}
+    for spec in specs:
+        digests = []
+        for secret in ("", "a key that all ranks were given"):
+            model = make({})
+            with key(secret):
+                handle = tersegrad.attach(model, spec, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
+            assert bool(handle._engine._comm.signer) == bool(secret)
+            steps(model, 0, 3)
+            handle.close()
+            digests.append(digest(model))
+        found[spec] = digests[0] == digests[1]
+    model, odd = make({}), dist.get_rank() == 2
+    with key("another key, of rank 2" if odd else "a key that all ranks were given"):
+        found["another"] = said_by(lambda: tersegrad.attach(model, "topk"))
+    with key("" if odd else "a key that all ranks were given"):
+        found["none"] = said_by(lambda: tersegrad.attach(model, "topk"))
+    with key("too short"):
+        found["short"] = said_by(lambda: tersegrad.attach(model, "topk"))
+    with key("a key that all ranks were given"), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        tersegrad.attach(model, "powersgd").close()
+    found["sums"] = "; ".join(str(w.message) for w in warned)
+    return found
+
+
+class Stranger(Comm):
+    """Rank 2's link is in the hands of somebody without the key, who changes its messages from the tenth on."""
+
+    how = ""
+
+    def __init__(self, inner: Comm):
+        self.inner, self.rank, self.size, self.count = inner, inner.rank, inner.size, 0
+        self.before: list[Tensor] = []
+
+    @property
+    def signer(self) -> Signer:
+        return self.inner.signer
+
+    def start_shift(self, x: Tensor, into: Tensor, by: int = 1) -> Any:
+        self.count += 1
+        if self.rank == 2:
+            self.before.append(x.clone())
+        if self.rank == 2 and self.count > 9:
+            x = self._changed(x.clone())
+        return self.inner.start_shift(x, into, by)
+
+    def _changed(self, x: Tensor) -> Tensor:
+        if self.how == "replayed":  # the same bucket of an earlier step, with the number of this one
+            bucket = bytes(x[32:40].tolist())
+            old = next(frame.clone() for frame in self.before if bytes(frame[32:40].tolist()) == bucket)
+            old[24:32] = x[24:32]
+            x = old
+        else:
+            x[-1] += 1
+        head = x[:56].numpy().tobytes()
+        checksum = frames._checksum(head, x)
+        x[56:64] = torch.frombuffer(bytearray(checksum.to_bytes(8, "little")), dtype=torch.uint8)
+        return x
+
+    def start_all_reduce(self, x: Tensor) -> Any:
+        return self.inner.start_all_reduce(x)
+
+    def all_gather(self, x: Tensor) -> Any:
+        return self.inner.all_gather(x)
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        self.inner.broadcast(x, root)
+
+
+def strangers(how: str, secret: str) -> str:
+    """Frames that were changed or replayed on the way, and given a right checksum."""
+    Stranger.how = how
+    model = make({"bucket_cap_mb": 25})
+    with key(secret):
+        handle = tersegrad.attach(model, "topk", network=Stranger)
+    said = said_by(lambda: steps(model, 0, 6))
+    handle.close()
+    return said

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersegrad.comm.traffic import padded_length
-from tersegrad.core import Comm, Pending
+from tersegrad.core import UNSIGNED, Comm, Pending, Signer
 
 _NO_TAG = 1 << 20  # of a message that nobody sends
 
@@ -83,6 +83,7 @@ class TorchComm(Comm):
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._names = dist.get_process_group_ranks(group)
+        self._signer = UNSIGNED
         self._receive_buffer = torch.empty(0, dtype=torch.uint8)
         self._send_buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -114,6 +115,15 @@ class TorchComm(Comm):
         with _network():
             blocks = list(everybody.split(x.numel()))
             return _Works([dist.all_gather(blocks, x, group=self.group, async_op=True)], x, everybody)
+
+    @property
+    def signer(self) -> Signer:
+        """See Comm."""
+        return self._signer
+
+    def share(self, key: bytes) -> None:
+        """From now on frames are signed."""
+        self._signer = Signer(key, self.name(self.rank))
 
     def name(self, rank: int) -> int:
         """See Comm."""

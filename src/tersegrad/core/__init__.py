@@ -99,11 +99,13 @@ from tersegrad.core.reducer import (
     remembers,
     settled,
 )
+from tersegrad.core.signer import UNSIGNED, Signer
 from tersegrad.core.spec import Spec, doc_of, param, require, require_fraction
 from tersegrad.core.state import State, back_buffer, report, reserve, scratch, stage, staged
 
 __all__ = [
     "HEADER_NBYTES",
+    "UNSIGNED",
     "Buffers",
     "Comm",
     "Composite",
@@ -117,6 +119,7 @@ __all__ = [
     "Payload",
     "Pending",
     "Reducer",
+    "Signer",
     "Spec",
     "State",
     "Step",

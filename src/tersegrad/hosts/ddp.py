@@ -84,6 +84,7 @@ def attach(
     _checks.require_optimizer(reducer, optimizer)
     _checks.require_gradients(reducer, model)
     _checks.warn_if_nothing_is_compressed(reducer, model)
+    _checks.warn_of_unsigned_sums(reducer)
     slot = _slots.get(model)
     if slot is not None and slot.attachment is not None:
         raise RuntimeError(
