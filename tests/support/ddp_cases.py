@@ -441,6 +441,15 @@ def in_phase(spec: str, before: int, after: int, bandwidth: str | None) -> dict[
     }
 
 
+def in_phases(periods: dict[str, tuple[str, int]]) -> dict[str, bool]:
+    """Whether a run that is resumed after so many steps ends as the one that went on, to the bit."""
+    found = {}
+    for name, (spec, before) in periods.items():
+        result = in_phase(spec, before, 3, None)
+        found[name] = result["digest"] == result["resumed"]
+    return found
+
+
 def _attached(spec: str, network: Any) -> tuple[DistributedDataParallel, tersegrad.Handle]:
     model = make({})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -377,6 +377,16 @@ def lost_in_a_subgroup() -> str:
     return said
 
 
+def no_bucket() -> str:
+    """What ``optimize_ddp="python_reducer"`` hands to the hook: a gradient and its parameter."""
+    model = make({})
+    handle = tersegrad.attach(model, "topk")
+    hook, state = model._comm_hooks[0]
+    said = said_by(lambda: hook(state, (model.module.last.weight, model.module.last.weight)))
+    handle.close()
+    return said
+
+
 # ---- kinds of gradients, parameters and optimizers -----------------------------------------------
 
 
