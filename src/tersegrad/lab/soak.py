@@ -137,9 +137,8 @@ class Plan:
     seed: int
     restarts: dict[int, list[list[str]]]  # before which step, and which tensors are in which bucket from then on
     nonfinite: dict[int, int]  # in which step, and on which worker
-    idle: dict[
-        int, tuple[str, int | None]
-    ]  # in which step which tensor has no gradient, and on which worker; None: all
+    # In which step which tensor has no gradient, and on which worker; None: on all.
+    idle: dict[int, tuple[str, int | None]] = field(default_factory=dict)
 
     @staticmethod
     def drawn(reducer: Reducer, rng: np.random.Generator, steps: int = STEPS, large: bool = False) -> "Plan":
@@ -152,8 +151,7 @@ class Plan:
             if rng.random() < 0.1:
                 restarts[step] = _buckets([str(name) for name in rng.permutation(list(shapes))], rng)
         nonfinite = {step: int(rng.integers(size)) for step in range(steps) if rng.random() < 0.08}
-        # In which step which tensor has no gradient, and on which worker; None: on all.
-    idle: dict[int, tuple[str, int | None]] = field(default_factory=dict)
+        idle: dict[int, tuple[str, int | None]] = {}
         for step in range(steps):
             if rng.random() < 0.3:
                 worker = None if rng.random() < 0.5 else int(rng.integers(size))
