@@ -269,10 +269,10 @@ class _Worker:
         """What one bucket contributes, what is left in ``x``, and the mean."""
         reducer, layout = self.plan.reducer, part.layout
         x = torch.cat([gradient[name].reshape(-1) for name in layout.names])
-        idle = idle_tensors(x, layout)
+        idle = idle_tensors(x, layout) if self.plan.idle else None
         step = Step(layout, number, self.plan.learning_rate(number), squares(x), idle)
         given, out = contribution(reducer, layout, part.state, x.clone(), self.comm.size), torch.empty_like(x)
-        for nothing in layout.ranges(idle):
+        for nothing in layout.ranges(idle or ()):
             given = given.clone() if given is x else given
             given[nothing] = 0.0  # whatever would have been done with a gradient of zeros
         finish(reducer.start(step, x, out, part.state, self.comm), out)
