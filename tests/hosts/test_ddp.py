@@ -150,6 +150,9 @@ PERIODS = {  # spec, and steps that end in the middle of one of its phases
         "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(0.01))), 'ratio', steps={0: 0.25, 4: 0.01}))",
         3,
     ),
+    "after the first step, topk": ("topk", 1),  # before DDP has made its final buckets
+    "after the first step, powersgd": ("powersgd", 1),
+    "after the first step, int8": ("int8", 1),
     "every third step": ("Every(AllGather(TopK(0.1)), n=3)", 4),
     "a warm-up": ("Warmup(ErrorFeedback(AllGather(TopK(0.05))), steps=4)", 3),
     "stages of sidco": ("sidco-paper", 3),

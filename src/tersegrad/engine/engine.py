@@ -295,6 +295,8 @@ class Engine:
                 raise ValueError(f"rank {rank} could not load its state, so no rank did: {said['refused']}")
         if text := checkpoint.disagreement(heard):
             raise ValueError(text)
+        if len({said["buckets"] for said in heard.values()}) > 1:  # nobody knows which are right
+            one = {**one, "buckets": []}
         return one, pieces
 
     def flush(self, put: Callable[[str, Tensor], None]) -> None:

@@ -22,6 +22,7 @@ from tersegrad.core import Comm, Reducer, Spec, needs_of
 from tersegrad.core.memory_format import shape_of
 from tersegrad.engine import Engine, Gradient, Options, Processes
 from tersegrad.hosts import _checks
+from tersegrad.hosts._ready_order import ReadyOrder
 from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts.handle import Handle
 from tersegrad.hosts.parameter_shift import ParameterShift, in_a_backward, when_backward_has_ended
@@ -157,7 +158,8 @@ class _Attachment:
             assert options.optimizer is not None, "refused before"
             self._shift = ParameterShift(options.optimizer, lookahead, lambda: self._residuals(reduced), options.scale)
             self._shift.watch(model)
-        self.handle = Handle(self.engine, reduced, self._shift, self._detach)
+        self._order = ReadyOrder(model, reduced)
+        self.handle = Handle(self.engine, reduced, self._shift, self._order.final_buckets, self._detach)
 
     def _unshifted(self, parameter: Tensor) -> Tensor:
         return parameter if self._shift is None else self._shift.unshifted(parameter)
@@ -169,6 +171,7 @@ class _Attachment:
         for slot in list(_slots.values()):
             if slot.attachment is self:
                 slot.attachment = None
+        self._order.close()
         if self._squares is not None:
             self._squares.close()
 
@@ -179,6 +182,7 @@ class _Attachment:
                 f"DDP handed the hook a {type(bucket).__name__} instead of a bucket, as it does with torch.compile's "
                 'optimize_ddp="python_reducer". Use torch._dynamo.config.optimize_ddp = "ddp_optimizer".'
             )
+        self._order.stop_in_time()
         parameters, buffer, last = bucket.parameters(), bucket.buffer(), bucket.is_last()
         names = self._names_in(parameters)
         if self._compresses:
