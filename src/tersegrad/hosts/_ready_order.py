@@ -6,12 +6,11 @@ first backward. That order is noted here.
 
 import weakref
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from tersegrad.hosts._buckets import rebuilt_buckets
+from tersegrad.hosts._buckets import FIRST_NBYTES, rebuilt_buckets
 
 
 class ReadyOrder:
@@ -57,7 +56,7 @@ class ReadyOrder:
         model = self._model()
         assert model is not None
         config = getattr(model, "_bucket_config", None)
-        first = getattr(config, "first_bucket_bytes_cap", dist._DEFAULT_FIRST_BUCKET_BYTES)
+        first = getattr(config, "first_bucket_bytes_cap", FIRST_NBYTES)
         return [int(first), int(model.bucket_bytes_cap)]
 
     def close(self) -> None:
