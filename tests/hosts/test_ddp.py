@@ -146,6 +146,33 @@ def test_replicas_and_resuming_in_the_phase_that_a_preset_is_for(gloo4, phase):
         assert any(report["fits"] for report in results[0]["layers"].values())
 
 
+PERIODS = {  # spec, and steps that end in the middle of one of its phases
+    "gradiveq warms up": ("GradiVeQ(warmup=4, learn=3, compress=50, worst=None, drift=None, tiny=0, linear=True)", 2),
+    "gradiveq learns": (
+        "GradiVeQ(warmup=2, learn=4, compress=50, worst=None, tiny=0, linear=True, learning=TwoShot(QSGD(4)))",
+        4,
+    ),
+    "topk4 begins": (SHORT_TOPK4, 3),
+    "ahead begins": (f"StepAhead({SHORT_TOPK4})", 3),
+    "dgc begins": (
+        "MomentumCorrection(Schedule(AllGather(PerTensor(SampledTopK(0.01))), 'ratio', steps={0: 0.25, 4: 0.01}))",
+        3,
+    ),
+    "after the first step, topk": ("topk", 1),  # before DDP has made its final buckets
+    "after the first step, powersgd": ("powersgd", 1),
+    "after the first step, int8": ("int8", 1),
+    "every third step": ("Every(AllGather(TopK(0.1)), n=3)", 4),
+    "a warm-up": ("Warmup(ErrorFeedback(AllGather(TopK(0.05))), steps=4)", 3),
+    "stages of sidco": ("sidco-paper", 3),
+    "auto has decided": ("Auto({'topk': AllGather(TopK(0.02))}, warmup=1, trial=3, window=1000, change=1e9)", 60),
+}
+
+
+def test_resume_in_the_middle_of_a_phase(gloo4):
+    for found in gloo4.run(ddp_cases.in_phases, PERIODS):
+        assert all(found.values()), found
+
+
 LARGE = ["none", "bf16", "topk", "sidco", "int8", "powersgd", "topk4", "ErrorFeedback(Ring(TopK(0.02)))"]
 
 

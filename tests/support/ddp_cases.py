@@ -336,7 +336,7 @@ def worker_error() -> tuple[str, int]:
     message = "nothing was raised"
     try:
         steps(model, 0, 50)
-    except RuntimeError as error:
+    except OSError as error:
         message = str(error)
     handle.close()
     return message, gloo_threads() - before
@@ -439,6 +439,15 @@ def in_phase(spec: str, before: int, after: int, bandwidth: str | None) -> dict[
         "ratio": dense * after / max(1, metrics["bytes_sent"] - sent),
         "layers": metrics["layers"],
     }
+
+
+def in_phases(periods: dict[str, tuple[str, int]]) -> dict[str, bool]:
+    """Whether a run that is resumed after so many steps ends as the one that went on, to the bit."""
+    found = {}
+    for name, (spec, before) in periods.items():
+        result = in_phase(spec, before, 3, None)
+        found[name] = result["digest"] == result["resumed"]
+    return found
 
 
 def _attached(spec: str, network: Any) -> tuple[DistributedDataParallel, tersegrad.Handle]:

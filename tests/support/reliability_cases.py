@@ -161,7 +161,7 @@ def _resume(spec: str) -> bool:
 def late(handle: tersegrad.Handle, group: Any = None) -> dict[str, torch.Tensor]:
     """The mean over ranks of what is remembered, by parameter; flushes it."""
     handle.flush()
-    return {name: p.grad.clone() for name, p in handle._parameters.items()}
+    return {name: p.grad.clone() for name, p in handle._parameters.items() if p.grad is not None}
 
 
 def elastic(specs: list[str], folder: str) -> dict[str, Any]:

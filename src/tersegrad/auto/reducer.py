@@ -298,7 +298,8 @@ class _Method:
         def finish() -> bool | None:
             finite = finish_method()
             self.auto._hold(step, total)
-            stage(state, residual=total.total, late=self.name != DENSE)
+            # Where tensors may be idle, what is remembered of them is not sent; all workers must decide alike.
+            stage(state, residual=total.total, late=self.name != DENSE or step.idle is not None)
             if out is not x:
                 x.zero_()  # all of it was sent or is in the residual
             if self.weigh:

@@ -15,7 +15,7 @@ def start_gather(payload: Payload, spec: int, step: Step, comm: Comm, state: Sta
     Everybody sends its frame straight to all others. Nobody needs to know a length before, and nothing is filled up to
     the longest: a message may be shorter than its buffer, and memory that none reaches is never touched.
     """
-    frame = frames.seal(payload, spec, step)
+    frame = frames.seal(payload, spec, step, comm.signer)
     capacity = frames.max_frame_nbytes(step.layout)
     if frame.numel() > capacity:
         raise ValueError(
@@ -48,11 +48,11 @@ class Gathering:
 
         All headers are checked before any body, so that a stray worker is named on all others alike.
         """
-        name = self.comm.name
+        name, signer = self.comm.name, self.comm.signer
         headers = {rank: frames.read_header(message, name(rank)) for rank, message in sorted(messages.items())}
         for rank, header in headers.items():
             frames.check_header(header, self.spec, self.step, name(rank))
-        opened = {rank: frames.open_checked(messages[rank], header, name(rank)) for rank, header in headers.items()}
+        opened = {rank: frames.open_checked(messages[rank], h, name(rank), signer) for rank, h in headers.items()}
         return [self.payload if rank == self.comm.rank else opened[rank] for rank in range(self.comm.size)]
 
 

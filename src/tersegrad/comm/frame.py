@@ -11,7 +11,8 @@
         32     8  id of the bucket's layout
         40     8  elements of the vector
         48     8  bytes of the body
-        56     8  XXH64 of the body, seeded with the XXH64 of the 56 bytes above and of meta
+        56     8  XXH64 of the body, seeded with the XXH64 of the 56 bytes above and of meta; where the workers share a
+                  key, 8 bytes of keyed BLAKE2b of the sender, the 56 bytes above, meta and body
         64        meta, filled up with zeros to whole words of 8 bytes
          .        body
 
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from tersegrad import kernels
-from tersegrad.core import HEADER_NBYTES, Layout, Payload, Step, padded
+from tersegrad.core import HEADER_NBYTES, UNSIGNED, Layout, Payload, Signer, Step, padded
 
 MAGIC = b"TGRD"
 VERSION = 2
@@ -73,7 +74,7 @@ class Header:
         return HEADER_NBYTES + padded(self.meta) + self.body
 
 
-def seal(payload: Payload, spec: int, step: Step) -> Tensor:
+def seal(payload: Payload, spec: int, step: Step, signer: Signer = UNSIGNED) -> Tensor:
     """The frame of a payload, in host memory."""
     flags = 0 if payload.finite else NONFINITE
     layout, frame = step.layout, payload.frame()
@@ -89,13 +90,13 @@ def seal(payload: Payload, spec: int, step: Step) -> Tensor:
         payload.numel,
         payload.body.numel(),
     )
-    checksum = _checksum(head, frame)
+    checksum = _checksum(head, frame, signer, signer.sender)
     header = bytearray(head + _CHECKSUM.pack(checksum))
     frame[:HEADER_NBYTES].copy_(torch.frombuffer(header, dtype=torch.uint8))
     return frame
 
 
-def open_frame(frame: Tensor, spec: int, step: Step, rank: int = 0) -> Payload:
+def open_frame(frame: Tensor, spec: int, step: Step, rank: int = 0, signer: Signer = UNSIGNED) -> Payload:
     """The payload in a frame. Reads nothing outside the tensor.
 
     Raises:
@@ -107,13 +108,13 @@ def open_frame(frame: Tensor, spec: int, step: Step, rank: int = 0) -> Payload:
     check_header(header, spec, step, rank)
     if frame.numel() != header.length:
         raise FrameError(f"rank {rank} sent a frame of {frame.numel()} bytes; its header says {header.length}.")
-    return open_checked(frame, header, rank)
+    return open_checked(frame, header, rank, signer)
 
 
-def open_checked(message: Tensor, header: Header, rank: int) -> Payload:
+def open_checked(message: Tensor, header: Header, rank: int, signer: Signer = UNSIGNED) -> Payload:
     """The payload in a message that begins with a frame whose header was checked."""
     frame = message[: header.length]
-    check_body(frame, header, rank)
+    check_body(frame, header, rank, signer)
     meta = frame[HEADER_NBYTES : HEADER_NBYTES + header.meta].numpy().tobytes()
     body = frame[HEADER_NBYTES + padded(header.meta) :]
     return Payload(body, header.numel, meta, not header.flags & NONFINITE, frame)
@@ -157,9 +158,14 @@ def check_header(header: Header, spec: int, step: Step, rank: int) -> None:
         raise FrameError(f"rank {rank} announced a frame of {header.length} bytes; at most {limit} can be needed here.")
 
 
-def check_body(frame: Tensor, header: Header, rank: int) -> None:
+def check_body(frame: Tensor, header: Header, rank: int, signer: Signer = UNSIGNED) -> None:
     """Refuses a body that is not what its sender sealed."""
-    checksum = _checksum(frame[: _FIELDS.size].numpy().tobytes(), frame)
+    checksum = _checksum(frame[: _FIELDS.size].numpy().tobytes(), frame, signer, rank)
+    if checksum != header.checksum and signer:
+        raise FrameError(
+            f"a frame that rank {rank} should have sent is not signed with this run's key (step {header.step}, "
+            f"{header.body} bytes): it was changed, or made by somebody else."
+        )
     if checksum != header.checksum:
         raise FrameError(
             f"rank {rank}'s frame is corrupt: checksum {checksum:#018x}, expected {header.checksum:#018x} "
@@ -172,8 +178,10 @@ def max_frame_nbytes(layout: Layout) -> int:
     return HEADER_NBYTES + 8 * layout.numel + 160 * len(layout.names) + 160
 
 
-def _checksum(head: bytes, frame: Tensor) -> int:
+def _checksum(head: bytes, frame: Tensor, signer: Signer = UNSIGNED, sender: int = 0) -> int:
     """Of head, meta and body; ``frame`` has meta and body in place."""
+    if signer:
+        return signer.sign(sender, head, frame[HEADER_NBYTES:].numpy().data)
     (meta,) = struct.unpack_from("<I", head, 8)
     start = HEADER_NBYTES + padded(meta)
     front = head + frame[HEADER_NBYTES:start].numpy().tobytes()

@@ -17,7 +17,7 @@ from tersegrad.comm.traffic import (
     broadcast_traffic,
     shift_traffic,
 )
-from tersegrad.core import Comm, Pending
+from tersegrad.core import Comm, Pending, Signer
 
 T = TypeVar("T")
 
@@ -34,6 +34,11 @@ class Tap(Comm):
     def shared(self) -> dict[str, Any]:
         """That of ``inner``."""
         return self.inner.shared
+
+    @property
+    def signer(self) -> Signer:
+        """See Comm."""
+        return self.inner.signer
 
     def name(self, rank: int) -> int:
         """See Comm."""

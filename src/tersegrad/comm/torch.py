@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersegrad.comm.traffic import padded_length
-from tersegrad.core import Comm, Pending
+from tersegrad.core import UNSIGNED, Comm, Pending, Signer
 
 _NO_TAG = 1 << 20  # of a message that nobody sends
 
@@ -31,8 +31,9 @@ def _network() -> Iterator[None]:
 class _Works(Pending):
     """Operations that torch has under way; it holds on to their memory."""
 
-    def __init__(self, works: list[dist.Work | None], sent: Tensor, into: Tensor):
+    def __init__(self, works: list[dist.Work | None], sent: Tensor, into: Tensor, timeout: timedelta | None = None):
         self._works = works
+        self._timeout = timeout
         self._sent = sent
         self._into = into
 
@@ -50,7 +51,7 @@ class _Works(Pending):
         with _network():
             for work in self._works:
                 assert work is not None  # None only for a process outside the group
-                work.wait()
+                work.wait() if self._timeout is None else work.wait(self._timeout)
         return self._into
 
 
@@ -67,13 +68,22 @@ class _Arrived(Pending):
 
 
 class TorchComm(Comm):
-    """Collectives on a ``torch.distributed`` process group of its own; used by one thread at a time."""
+    """Collectives on a ``torch.distributed`` process group of its own; used by one thread at a time.
 
-    def __init__(self, group: dist.ProcessGroup):
+    Args:
+        group: For the use of this Comm alone.
+        timeout: Instead of the group's own, in all operations.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta | None = None):
         self.group = group
+        self._timeout = timeout  # of messages; that of collectives can be set in the group
+        if timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._names = dist.get_process_group_ranks(group)
+        self._signer = UNSIGNED
         self._receive_buffer = torch.empty(0, dtype=torch.uint8)
         self._send_buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -106,6 +116,15 @@ class TorchComm(Comm):
             blocks = list(everybody.split(x.numel()))
             return _Works([dist.all_gather(blocks, x, group=self.group, async_op=True)], x, everybody)
 
+    @property
+    def signer(self) -> Signer:
+        """See Comm."""
+        return self._signer
+
+    def share(self, key: bytes) -> None:
+        """From now on frames are signed."""
+        self._signer = Signer(key, self.name(self.rank))
+
     def name(self, rank: int) -> int:
         """See Comm."""
         return self._names[rank]
@@ -133,7 +152,7 @@ class TorchComm(Comm):
                 works.append(dist.irecv(into, group=self.group, group_src=(self.rank - by) % self.size))
             if x.numel():
                 works.append(dist.isend(x, group=self.group, group_dst=(self.rank + by) % self.size))
-        return _Works(works, x, into)
+        return _Works(works, x, into, self._timeout)
 
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         """In place; ``root`` is a rank of this group."""

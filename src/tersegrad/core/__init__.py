@@ -100,11 +100,13 @@ from tersegrad.core.reducer import (
     settled,
     why_uncompressed,
 )
+from tersegrad.core.signer import UNSIGNED, Signer
 from tersegrad.core.spec import Spec, doc_of, param, require, require_fraction
 from tersegrad.core.state import State, back_buffer, report, reserve, scratch, stage, staged
 
 __all__ = [
     "HEADER_NBYTES",
+    "UNSIGNED",
     "Buffers",
     "Comm",
     "Composite",
@@ -118,6 +120,7 @@ __all__ = [
     "Payload",
     "Pending",
     "Reducer",
+    "Signer",
     "Spec",
     "State",
     "Step",

@@ -114,14 +114,14 @@ class Step:
         lr: The optimizer's learning rate, where it is known.
         squares: The sum over samples of squared gradients, for methods that need it.
         idle: Tensors that this worker has no gradient of in this step. What is remembered of them is not sent, because
-            the host may throw their mean away: it stays for a step in which they are used.
+            the host may throw their mean away: it stays for a step in which they are used. None if that never happens.
     """
 
     layout: Layout
     number: int = 0
     lr: float | None = None
     squares: Tensor | None = field(default=None, repr=False, compare=False)
-    idle: frozenset[str] = frozenset()
+    idle: frozenset[str] | None = None
 
     def on(self, layout: Layout, squares: Tensor | None = None) -> "Step":
         """The same step for another bucket, e.g. for some of this one's tensors."""

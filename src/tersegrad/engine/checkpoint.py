@@ -5,6 +5,7 @@ before, each takes its own and goes on to the bit. With others, every rank takes
 remembered: the mean over m new ranks of R is what the mean over the old ones was.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -156,8 +157,9 @@ def _misfit(saved: State, fresh: State, path: str = "") -> str:
 
 
 def identity(saved: Saved) -> dict[str, Any]:
-    """What the states that ranks load together have in common."""
-    return {"step": saved["step"], "run": saved.get("run", ""), "ranks": saved["ranks"]}
+    """What the states that ranks load together have in common; buckets may differ, and are a hash."""
+    buckets = hashlib.blake2b(repr(saved["buckets"]).encode(), digest_size=8).hexdigest()
+    return {"step": saved["step"], "run": saved.get("run", ""), "ranks": saved["ranks"], "buckets": buckets}
 
 
 def disagreement(heard: dict[int, dict[str, Any]]) -> str:

@@ -189,12 +189,14 @@ class Engine:
             self._roll_call.see(gradient.names)
         if not self._reassembly.holds(gradient):
             self._pipeline.start(gradient)
-        if last and self._roll_call is not None and not self._reassembly.saved:
+        calls = last and self._roll_call is not None and self._roll_call.ends_step()
+        if calls and not self._reassembly.saved:  # else more is to be started
+            assert self._roll_call is not None
             self._roll_call.start(gradient.step)
         if last or self._taken == self._handed_over:
             self._pipeline.finish()
         if last:
-            self._end_step(gradient.step)
+            self._end_step(gradient.step, calls)
 
     def _begin_step(self, gradient: Gradient) -> None:
         if self._roll_call is not None and self._calls_first:
@@ -204,20 +206,18 @@ class Engine:
         if every is not None and gradient.step % every == 0:
             replicas.compare(self._replicas(), self._comm.inner, gradient.step)
 
-    def _idle_everywhere(self, step: int) -> frozenset[str]:
-        """The tensors that no worker used; raises if the workers do not do the same."""
-        if self._roll_call is None:
-            return frozenset()
-        if not self._roll_call.started:
-            self._roll_call.start(step)
-        return self._roll_call.finish()
-
-    def _end_step(self, step: int) -> None:
+    def _end_step(self, step: int, calls: bool) -> None:
+        late = bool(self._reassembly.saved)
         for whole, put_back in self._reassembly.assembled(step + 1):
             self._pipeline.start(whole)
             self._pipeline.finish()
             put_back()
-        idle = self._idle_everywhere(step)
+        idle: frozenset[str] = frozenset()
+        if calls:
+            assert self._roll_call is not None
+            if late:
+                self._roll_call.start(step)
+            idle = self._roll_call.finish()
         if idle:
             self._zero(idle)
         nonfinite = self._pipeline.commit(idle)
@@ -295,6 +295,8 @@ class Engine:
                 raise ValueError(f"rank {rank} could not load its state, so no rank did: {said['refused']}")
         if text := checkpoint.disagreement(heard):
             raise ValueError(text)
+        if len({said["buckets"] for said in heard.values()}) > 1:  # nobody knows which are right
+            one = {**one, "buckets": []}
         return one, pieces
 
     def flush(self, put: Callable[[str, Tensor], None]) -> None:

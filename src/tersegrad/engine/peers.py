@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from hmac import compare_digest
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from tersegrad.comm.torch import NetworkError, TorchComm
 from tersegrad.core import Comm
+from tersegrad.core.signer import VARIABLE, proof, run_key, shared_key
 from tersegrad.engine.failure_report import Doing, FailureReporter
 from tersegrad.engine.options import Options
 
@@ -87,22 +89,35 @@ class Processes(Peers):
         network, group = self._options.network, self._options.group
         timeout = timedelta(seconds=self._options.timeout)
         self._group = group or _new_group(timeout)
-        if group is not None:  # for our use alone, so its timeout is ours to set
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
-        self._comm = TorchComm(self._group)
+        self._comm = TorchComm(self._group, None if group is None else timeout)
         return self._comm if network is None else network(self._comm)
 
     def agree(self, mine: dict[str, object]) -> str:
         """Who differs is named on every rank. The run's name is drawn by the first."""
         assert self._comm is not None
         facts = {name: str(value) for name, value in mine.items()}
+        facts[VARIABLE] = "given" if shared_key() else "none"
         said = self._comm.all_gather(_bytes_of(json.dumps([facts, secrets.token_hex(8)])))
         heard = [json.loads(bytes(text.tolist())) for text in said]
         ranks = {self._comm.name(rank): theirs for rank, (theirs, _) in enumerate(heard)}
         if any(theirs != facts for theirs in ranks.values()):
             raise ValueError(_disagreement(ranks))
-        run: str = heard[0][1]
+        tokens = [token for _, token in heard]
+        if key := shared_key():
+            self._prove(key, tokens)
+            self._comm.share(run_key(key, tokens))
+        run: str = tokens[0]
         return run
+
+    def _prove(self, key: bytes, tokens: list[str]) -> None:
+        """Every rank shows that it has the key."""
+        assert self._comm is not None
+        said = self._comm.all_gather(_bytes_of(proof(key, tokens, self._comm.rank)))
+        shown = [bytes(text.tolist()).decode(errors="replace") for text in said]
+        wrong = [r for r, text in enumerate(shown) if not compare_digest(text, proof(key, tokens, r))]
+        if wrong:
+            names = ", ".join(str(self._comm.name(rank)) for rank in wrong)
+            raise ValueError(f"rank {names} has another {VARIABLE} than this rank, {self._comm.name(self._comm.rank)}.")
 
     def compare_loaded(self, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Through the store: a rank that loads nothing is in a step of its own, and must not be mixed up with this."""

@@ -47,9 +47,9 @@ class Pipeline:
             before()
         self._under_way = lambda: self._finish_one(gradient, entry, mean, finish, span)
 
-    def _idle_in(self, gradient: Gradient, entry: Entry) -> frozenset[str]:
+    def _idle_in(self, gradient: Gradient, entry: Entry) -> frozenset[str] | None:
         if self._seen_idle is None or not entry.state:
-            return frozenset()
+            return None
         idle = idle_tensors(gradient.buffer, entry.layout)
         self._seen_idle(idle)
         return idle

@@ -1,9 +1,9 @@
-"""Roll call: once a step all workers say where they are, where nothing else that they send would tell.
+"""Roll call: every so often all workers say where they are, where nothing else that they send would tell.
 
-A frame names its step, bucket and spec; a sum does not. If a worker has taken part in fewer steps than the others (it
-was in ``no_sync`` once, or loaded a state of another step), the sums are of gradients that do not belong together, and
-nobody would know. So the workers exchange a few bytes while the last bucket travels: the step, its buckets, the
-learning rate where a schedule follows it, and the tensors that they had no gradient of.
+A frame names its step, bucket and spec; a sum does not. If a worker goes on from a state of another step than the
+others, or its buckets are others, the sums are of gradients that do not belong together, and nobody would know. So the
+workers exchange a few bytes while the last bucket travels: the step, all buckets since the last roll call, and the
+tensors that they had no gradient of; and before the first one the learning rate, where a schedule follows it.
 """
 
 import hashlib
@@ -21,6 +21,9 @@ from tersegrad.wrappers import ErrorFeedback, LowMemory, MomentumCorrection, Sch
 _FIELDS = struct.Struct("<qQd")  # step, hash of its buckets, learning rate
 _FRAMED = (AllGather, Ring, TwoShot, SignSGD, VGC)
 _SEND_NOTHING = (ErrorFeedback, LowMemory, MomentumCorrection, Schedule, StepAhead)  # but what is inside them
+
+FIRST = 3  # steps in which the roll is called each time
+EVERY = 16  # steps between two roll calls later: one costs as much as a small all-reduce
 
 Names = tuple[str, ...]
 
@@ -57,6 +60,7 @@ class RollCall:
         self._comm = comm
         self._place = {name: i for i, name in enumerate(tensors)}
         self._with_lr = with_lr
+        self._steps = 0  # that this worker has taken part in; all workers have in as many
         self._ids: dict[Names, int] = {}
         self._buckets = 0
         self._idle = np.zeros(len(tensors), dtype=bool)
@@ -68,24 +72,24 @@ class RollCall:
             self._ids[names] = int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=8).digest(), "little")
         self._buckets = (self._buckets * 0x9E3779B97F4A7C15 + self._ids[names]) % (1 << 64)
 
+    def ends_step(self) -> bool:
+        """Called once a step: whether the roll is to be called in it. In every step, if tensors may be idle."""
+        self._steps += 1
+        return bool(self._place) or self._steps <= FIRST or self._steps % EVERY == 0
+
     def see_idle(self, names: frozenset[str]) -> None:
         """This worker has no gradient of these tensors."""
         for name in names:
             self._idle[self._place[name]] = True
 
     def start(self, step: int, lr: float | None = None) -> Pending:
-        """Says where this worker is; what is seen from now on belongs to the next step."""
+        """Says where this worker is; what is seen from now on belongs to the next roll call."""
         head = _FIELDS.pack(step, self._buckets, lr if self._with_lr and lr is not None else 0.0)
         message = torch.frombuffer(bytearray(head + np.packbits(self._idle).tobytes()), dtype=torch.uint8)
         self._buckets = 0
         self._idle[:] = False
         self._pending = self._comm.start_all_gather(message)
         return self._pending
-
-    @property
-    def started(self) -> bool:
-        """Whether ``finish`` has something to wait for."""
-        return self._pending is not None
 
     def finish(self, wait: bool = True) -> frozenset[str]:
         """The tensors that no worker had a gradient of.
@@ -116,8 +120,8 @@ def _told(said: list[tuple[int, int, float]], comm: Comm) -> str:
     if len(set(steps)) > 1:
         what = _by_rank([f"step {step}" for step in steps], comm)
         return (
-            f"the ranks are not in the same step: {what}. Some has called backward() without the others (no_sync on "
-            "one rank only?), or loaded a state of another step. Nothing of this step is remembered."
+            f"the ranks are not in the same step: {what}. Some have taken part in fewer steps than others, or go on "
+            "from a state of another step. Nothing of this step is remembered."
         )
     if len(set(rates)) > 1:
         what = _by_rank([f"{rate:g}" for rate in rates], comm)

@@ -54,13 +54,13 @@ class Uncompressed:
         return self._timer.count > 0
 
     def start(self, gradient: Gradient, last: bool) -> None:
-        """On the host's thread. The last bucket of a step is done when the roll has been called, too."""
+        """On the host's thread. If the roll is called, the last bucket is done when that is done, too."""
         self._timer.begin()
         if self._roll_call is not None:
             self._roll_call.see(gradient.names)
         future = self._comm.start_all_reduce(gradient.buffer.div_(self._comm.size)).future()
         assert future is not None, "gloo has one"
-        calls = self._roll_call if last else None
+        calls = self._roll_call if last and self._roll_call is not None and self._roll_call.ends_step() else None
         if calls is not None:
             said = calls.start(gradient.step).future()
             assert said is not None, "gloo has one"

@@ -17,10 +17,12 @@ def first_buckets(parameters: Named) -> list[tuple[str, ...]]:
     return _assign(parameters, [sys.maxsize])[::-1]
 
 
-def rebuilt_buckets(ready: Named, cap_mb: int | None = None) -> list[tuple[str, ...]]:
-    """Of all later steps, from the parameters in the order in which their gradients came."""
-    limits = [FIRST_NBYTES, CAP_NBYTES] if cap_mb is None else [cap_mb << 20]
-    return _assign(ready, limits, list(range(len(ready))))
+def rebuilt_buckets(ready: Named, limits: list[int] | None = None) -> list[tuple[str, ...]]:
+    """Of all later steps, from the parameters in the order in which their gradients came.
+
+    ``limits``: bytes of the first bucket and of the others, if not DDP's usual ones.
+    """
+    return _assign(ready, limits or [FIRST_NBYTES, CAP_NBYTES], list(range(len(ready))))
 
 
 def _assign(parameters: Named, limits: list[int], indices: list[int] | None = None) -> list[tuple[str, ...]]:

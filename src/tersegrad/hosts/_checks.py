@@ -9,6 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersegrad.core import Reducer, needs_of, why_uncompressed
 from tersegrad.core.memory_format import shape_of
+from tersegrad.core.signer import VARIABLE, shared_key
+from tersegrad.engine.roll_call import has_frames
 from tersegrad.hosts._compressible import compresses, means_to_compress
 from tersegrad.reducers import Dense
 
@@ -75,6 +77,16 @@ def warn_if_nothing_is_compressed(spec: Reducer, model: torch.nn.Module) -> None
         "what each method is for.",
         stacklevel=3,
     )
+
+
+def warn_of_unsigned_sums(spec: Reducer) -> None:
+    """A shared key signs frames, and some methods have none."""
+    if shared_key() and not has_frames(spec):
+        warnings.warn(
+            f"{VARIABLE} is set, and signs frames; {spec!r} sends sums, which have none: who can write to the links "
+            "can change them. Methods that send frames: `topk`, `int8`, `qsgd` and others.",
+            stacklevel=3,
+        )
 
 
 def require_strided(buffer: torch.Tensor, names: tuple[str, ...]) -> None:

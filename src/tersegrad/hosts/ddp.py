@@ -22,9 +22,10 @@ from tersegrad.core import Comm, Reducer, Spec, needs_of
 from tersegrad.core.memory_format import shape_of
 from tersegrad.engine import Engine, Gradient, Options, Processes
 from tersegrad.hosts import _checks
+from tersegrad.hosts._ready_order import ReadyOrder
 from tersegrad.hosts._squares import squares_for
 from tersegrad.hosts.handle import Handle
-from tersegrad.hosts.parameter_shift import ParameterShift, when_backward_has_ended
+from tersegrad.hosts.parameter_shift import ParameterShift, in_a_backward, when_backward_has_ended
 from tersegrad.per_sample import SquaredGradients
 from tersegrad.reducers import Dense
 from tersegrad.specs import parse_reducer
@@ -84,6 +85,7 @@ def attach(
     _checks.require_optimizer(reducer, optimizer)
     _checks.require_gradients(reducer, model)
     _checks.warn_if_nothing_is_compressed(reducer, model.module)
+    _checks.warn_of_unsigned_sums(reducer)
     slot = _slots.get(model)
     if slot is not None and slot.attachment is not None:
         raise RuntimeError(
@@ -156,7 +158,8 @@ class _Attachment:
             assert options.optimizer is not None, "refused before"
             self._shift = ParameterShift(options.optimizer, lookahead, lambda: self._residuals(reduced), options.scale)
             self._shift.watch(model)
-        self.handle = Handle(self.engine, reduced, self._shift, self._detach)
+        self._order = ReadyOrder(model, reduced)
+        self.handle = Handle(self.engine, reduced, self._shift, self._order.final_buckets, self._detach)
 
     def _unshifted(self, parameter: Tensor) -> Tensor:
         return parameter if self._shift is None else self._shift.unshifted(parameter)
@@ -168,6 +171,7 @@ class _Attachment:
         for slot in list(_slots.values()):
             if slot.attachment is self:
                 slot.attachment = None
+        self._order.close()
         if self._squares is not None:
             self._squares.close()
 
@@ -178,18 +182,20 @@ class _Attachment:
                 f"DDP handed the hook a {type(bucket).__name__} instead of a bucket, as it does with torch.compile's "
                 'optimize_ddp="python_reducer". Use torch._dynamo.config.optimize_ddp = "ddp_optimizer".'
             )
+        self._order.stop_in_time()
         parameters, buffer, last = bucket.parameters(), bucket.buffer(), bucket.is_last()
         names = self._names_in(parameters)
         if self._compresses:
             _checks.require_strided(buffer, names)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         squares = None if self._squares is None else self._squares_in(self._squares, names, parameters)
-        if last and self._shift is not None:
-            self._shift.restore_after_backward()
-        if last:
+        in_backward = in_a_backward()  # not in Join's, for ranks that have no more inputs
+        if last and in_backward:
+            if self._shift is not None:
+                self._shift.restore_after_backward()
             when_backward_has_ended(self._raise_error)
         self.engine.submit(Gradient(names, buffer, partial(self._done, future, buffer), squares), last)
-        return future
+        return future if in_backward else future.then(self._unwrap)
 
     def _done(self, future: "torch.futures.Future[torch.Tensor]", buffer: Tensor, error: BaseException | None) -> None:
         """On any thread. What a future raises loses its type on the way, so the error is raised after backward."""
@@ -197,6 +203,10 @@ class _Attachment:
             self._error = self._error or error
             buffer.fill_(math.nan)  # nobody shall take it for a gradient
         future.set_result(buffer)
+
+    def _unwrap(self, future: "torch.futures.Future[torch.Tensor]") -> Tensor:
+        self._raise_error()
+        return future.value()
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

@@ -19,11 +19,13 @@ class Handle:
         engine: Engine,
         parameters: dict[str, Tensor],
         shift: ParameterShift | None,
+        final_buckets: Callable[[], list[list[str]] | None],
         detach: Callable[["Handle"], None],
     ):
         self._engine = engine
         self._parameters = parameters
         self._shift = shift
+        self._final_buckets = final_buckets
         self._detach = detach
 
     @property
@@ -55,6 +57,7 @@ class Handle:
             What ``load_state_dict`` takes. Save one file per rank next to the model checkpoint.
         """
         saved = self._engine.state_dict()
+        saved["buckets"] = self._final_buckets() or saved["buckets"]
         return saved if self._shift is None else {**saved, "share": self._shift.share}
 
     def load_state_dict(self, saved: dict[str, Any] | Iterable[dict[str, Any]], strict: bool = True) -> None:

@@ -132,6 +132,11 @@ def _when_backward_ends(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
+def in_a_backward() -> bool:
+    """Whether autograd is at work on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def when_backward_has_ended(function: Callable[[], None]) -> None:
     """Called in backward: calls a function after DDP, which has something to do at the end, too: it fills ``.grad``."""
     _when_backward_ends(lambda: _when_backward_ends(function))

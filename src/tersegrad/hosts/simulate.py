@@ -184,7 +184,8 @@ class Simulation:
             self.waiting = self._share_waiting(sum(step.energies))
         if self.steps == 0:
             ready = [(name, self._parameters[name]) for name in step.ready]
-            self._place(_buckets.rebuilt_buckets(ready, self._bucket_cap_mb))
+            limits = None if self._bucket_cap_mb is None else [self._bucket_cap_mb << 20]
+            self._place(_buckets.rebuilt_buckets(ready, limits))
         self.steps += 1
         return sum(step.losses) / len(step.losses)
 

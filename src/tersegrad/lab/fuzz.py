@@ -3,7 +3,8 @@
     python -m tersegrad.lab.fuzz --frames 1000000 --seed 0
 
 Mutated meta and bodies are sealed again, so that they pass the checksum and reach the decoder; a mutated header is
-sealed again or not. One frame in twenty has the size of a real bucket, from 2**20 floats, which uses other kernels.
+sealed again or not. One frame in twenty has the size of a real bucket, of 2**20 or 2**21 floats, which uses other
+kernels.
 Findings are: any error but a ValueError with a message, a write outside the accumulator, a large allocation (the
 address space is limited), or a frame that takes seconds. The seed determines everything.
 """
@@ -54,6 +55,7 @@ SMALL = (
     Layout(("a.bias", "b.bias"), ((5,), (64,)), seed=7),
     Layout(("x",), ((1,),), seed=7),
 )
+LARGEST = Layout(("a.weight", "a.bias"), ((2048, 1023), (2048,)), seed=7)  # 2**21 elements
 STEP = 0  # of all frames
 
 
@@ -365,8 +367,8 @@ def _note(error: ValueError, counts: Counts) -> None:
 
 
 def targets_of(codec: Compressor) -> list[Target]:
-    """Targets for buckets of several sizes; the last has the size of a real one."""
-    return [Target.of(codec, layout) for layout in (*SMALL, LARGE)]
+    """Targets for buckets of several sizes; the last two have the sizes of real ones."""
+    return [Target.of(codec, layout) for layout in (*SMALL, LARGE, LARGEST)]
 
 
 def fuzz(codec: Compressor, count: int, seed: int, seconds: float = SECONDS) -> Counts:
@@ -376,11 +378,13 @@ def fuzz(codec: Compressor, count: int, seed: int, seconds: float = SECONDS) -> 
         FoundError: at the first finding; its note says how to repeat it.
     """
     rng = np.random.default_rng([seed, codec.fingerprint()])
-    *small, large = targets_of(codec)
+    *small, large, largest = targets_of(codec)
     counts = Counts()
     for i in range(count):
-        is_large = i % round(1 / SHARE_OF_LARGE) == 1
-        target = large if is_large else small[0 if rng.random() < 0.6 else rng.integers(len(small))]
+        every = round(1 / SHARE_OF_LARGE)
+        is_large = i % every == 1
+        real = largest if i // every % 4 == 3 else large
+        target = real if is_large else small[0 if rng.random() < 0.6 else rng.integers(len(small))]
         frame, must_be_refused = hostile(target, rng)
         counts.large += is_large
         try:
@@ -450,9 +454,9 @@ def _report(chosen: dict[str, Compressor], each: int, seed: int) -> int:
         total.refused, total.rejected = total.refused + counts.refused, total.rejected + counts.rejected
         total.decoded, total.large = total.decoded + counts.decoded, total.large + counts.large
     print(
-        f"{total.frames} frames of {len(chosen)} codecs ({total.large} of them of {LARGE.numel} elements), seed "
-        f"{seed}: {total.refused} refused by the frame's checks, {total.rejected} by decoders, {total.decoded} "
-        f"decoded; {found} codecs with a finding."
+        f"{total.frames} frames of {len(chosen)} codecs ({total.large} of them of {LARGE.numel} or {LARGEST.numel} "
+        f"elements), seed {seed}: {total.refused} refused by the frame's checks, {total.rejected} by decoders, "
+        f"{total.decoded} decoded; {found} codecs with a finding."
     )
     return 1 if found else 0
 

@@ -13,11 +13,13 @@ from torch import Tensor
 from tersegrad.comm import frame as frames
 from tersegrad.comm.exchange import receive_buffer
 from tersegrad.core import (
+    UNSIGNED,
     Comm,
     Compressor,
     Layout,
     Payload,
     Pending,
+    Signer,
     State,
     Step,
     accumulate,
@@ -75,6 +77,7 @@ class Segmentation:
     compressor: Compressor
     count: int
     seed: int  # equal on all workers only if they must draw the same random numbers
+    signer: Signer = UNSIGNED
 
     @property
     def whole_rows(self) -> bool:
@@ -93,7 +96,8 @@ class Segmentation:
         made = []
         for i, (part, start, stop) in enumerate(places(step.layout, self.count, state, self.whole_rows)):
             inner = self._inner(i, part, state["segments"][str(i)])
-            made.append(Segment(self.compressor, spec, step.on(part), inner, state, x[start:stop], out[start:stop]))
+            ours = x[start:stop], out[start:stop]
+            made.append(Segment(self.compressor, spec, step.on(part), inner, state, *ours, self.signer))
         return made
 
     def _inner(self, i: int, part: Layout, saved: State) -> State:
@@ -127,6 +131,7 @@ class Segment:
     memory: State  # scratch shared by all segments
     x: Tensor
     out: Tensor
+    signer: Signer = UNSIGNED
 
     @property
     def numel(self) -> int:
@@ -158,7 +163,7 @@ class Segment:
                 f"{self.compressor!r} made {payload.nbytes} bytes of {payload.numel} elements; at most {self.capacity} "
                 "can be needed."
             )
-        return frames.seal(payload, self.spec, self.step)
+        return frames.seal(payload, self.spec, self.step, self.signer)
 
     def receive_buffer(self, key: str) -> Tensor:
         """A buffer that a frame of this segment can be received into."""
@@ -169,7 +174,7 @@ class Segment:
         if not self.numel:
             return self.encode()
         length = frames.read_header(message, rank).length
-        return frames.open_frame(message[:length], self.spec, self.step, rank)
+        return frames.open_frame(message[:length], self.spec, self.step, rank, self.signer)
 
     def add(self, terms: Iterable[Term]) -> None:
         """``x += sum of terms``. Terms are added as they arrive, unless they are summed in another domain."""

@@ -62,7 +62,9 @@ class Ring(Reducer):
     def _segmentation(self, layout: Layout, comm: Comm) -> Segmentation:
         # Payloads can be added only if all workers draw the same random numbers; all others need different ones.
         who = -1 if isinstance(self.compressor, Summable) else comm.rank
-        return Segmentation(self.compressor, comm.size * self.pieces, mix_seed(layout.seed, layout.id, who))
+        return Segmentation(
+            self.compressor, comm.size * self.pieces, mix_seed(layout.seed, layout.id, who), comm.signer
+        )
 
     def init(self, layout: Layout, comm: Comm) -> State:
         """The compressor's states, one per piece of a segment."""
@@ -127,7 +129,8 @@ class _Lane:
         segment = self._segment(1 - hop)
         payload = self._receive(segment) if hop else self._payload
         if hop < self.comm.size - 1:
-            self._send(payload.frame() if hop and segment.numel else segment.seal(payload), self._segment(-hop))
+            sealed = hop and segment.numel and not segment.signer  # a signature is its sender's alone
+            self._send(payload.frame() if sealed else segment.seal(payload), self._segment(-hop))
         segment.decode(payload, _previous(self.comm) if hop else self.comm.name(self.comm.rank))
         segment.empty()
 

@@ -105,7 +105,8 @@ class SignSGD(Reducer):
         for i, (part, start, stop) in enumerate(places(step.layout, comm.size, state)):
             inner = state.setdefault(f"_segment {i}", {})
             at = step.on(part)
-            made.append(Segment(_BALLOT, self.fingerprint(), at, inner, state, v[start:stop], out[start:stop]))
+            ours = v[start:stop], out[start:stop]
+            made.append(Segment(_BALLOT, self.fingerprint(), at, inner, state, *ours, comm.signer))
         return made
 
     def _ballots(self, segments: list[Segment], numel: int) -> list[Payload]:

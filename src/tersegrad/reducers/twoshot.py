@@ -43,7 +43,7 @@ class TwoShot(Reducer):
         require(self, "compressor", Compressor, "Write e.g. TwoShot(TopK(ratio=0.01)).")
 
     def _segmentation(self, layout: Layout, comm: Comm) -> Segmentation:
-        return Segmentation(self.compressor, comm.size, mix_seed(layout.seed, layout.id, comm.rank))
+        return Segmentation(self.compressor, comm.size, mix_seed(layout.seed, layout.id, comm.rank), comm.signer)
 
     def init(self, layout: Layout, comm: Comm) -> State:
         """The compressor's states, one per segment."""

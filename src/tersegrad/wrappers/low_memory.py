@@ -80,17 +80,17 @@ class LowMemory(Memory):
 
     def start(self, step: Step, x: Vector, out: Tensor, state: State, comm: Comm) -> Finish:
         """Error feedback with the total in a buffer that all buckets share."""
-        x, layout, buffers = added(x), step.layout, Buffers.of(comm)
+        x, layout, buffers, idle = added(x), step.layout, Buffers.of(comm), step.idle or ()
         buffer = buffers.borrow(layout.numel, x.device)
         total = buffer[: layout.numel].copy_(x)
-        self._add_residual(layout, total, state, step.idle)
+        self._add_residual(layout, total, state, idle)
         finish_inner = self.inner.start(step, total, out, state["inner"], comm)
 
         def finish() -> bool | None:
             finite = finish_inner()
             parts = zip(layout.names, state["tensors"].values(), total.split(layout.sizes), strict=True)
             for name, memory, part in parts:
-                if name not in step.idle:
+                if name not in idle:
                     self._keep(memory, part, state["codec"])
                 elif bool(part.any()):  # else what is remembered stays, to the bit
                     self._decode_add(memory, part)
