@@ -171,7 +171,7 @@ def test_gradients_and_optimizers_that_are_refused_at_attach(gloo4):
         assert "and so has Adam" in said["dgc adam"]
         assert "it would be applied twice" in said["signum momentum"]
         assert "works with torch.optim.SGD" in said["ahead alone"]
-        assert "compresses no parameter of this model, whose parameters have 1 or 2 dimensions" in said["gradiveq"]
+        assert "compresses no parameter of this model: " in said["gradiveq"]
         assert said["sparse with none"].count("0.0") == 6, "the rows of four ranks have a gradient"
 
 

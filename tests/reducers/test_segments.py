@@ -13,7 +13,7 @@ from tersegrad.comm import threads
 from tersegrad.comm.frame import FrameError
 from tersegrad.comm.torch import NetworkError
 from tersegrad.compressors import BF16, FFT, QSGD, Identity, PerTensor, SIDCo, TopK
-from tersegrad.core import Layout, Pending, Step, Summable, adds_in_place, reduce, state
+from tersegrad.core import UNSIGNED, Layout, Pending, Step, Summable, adds_in_place, reduce, state
 from tersegrad.reducers import Ring, TwoShot
 from tersegrad.reducers._segments import Segment, Term, arriving, places
 from tersegrad.testing import inputs, runs
@@ -145,7 +145,7 @@ def test_a_step_that_is_rolled_back_leaves_the_old_state():
 
 def segment(compressor, x):
     bucket = Layout.flat(x.numel())
-    return Segment(compressor, 1, Step(bucket), compressor.init(bucket, 0), {}, x, torch.empty_like(x))
+    return Segment(compressor, 1, Step(bucket), compressor.init(bucket, 0), {}, x, torch.empty_like(x), UNSIGNED)
 
 
 @cases(numel=[64, 65])

@@ -131,7 +131,7 @@ class Segment:
     memory: State  # scratch shared by all segments
     x: Tensor
     out: Tensor
-    signer: Signer = UNSIGNED
+    signer: Signer
 
     @property
     def numel(self) -> int:

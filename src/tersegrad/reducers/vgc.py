@@ -230,7 +230,8 @@ class VGC(Reducer):
     @staticmethod
     def _grown(at: Tensor, squares: Tensor, state: State) -> Tensor:
         """The variance with this step's squares, at some positions."""
-        return (state["variance"][at] + squares[at]).clamp_max_(FLOAT32_MAX)
+        grown: Tensor = state["variance"][at] + squares[at]
+        return grown.clamp_max_(FLOAT32_MAX)
 
     def clear(self, layout: Layout, state: State) -> None:
         """Stage a variance of zero, as for elements that were sent."""

@@ -30,7 +30,7 @@ def reduce_coded(spec: "GradiVeQ", step: Step, coded: list[Layer], rest: Rest, s
     """
     ring = spec.ring
     assert ring is not None
-    segments = _segments(spec, step, cut(coded, comm.size * ring.pieces), rest.in_place, state)
+    segments = _segments(spec, step, cut(coded, comm.size * ring.pieces), rest.in_place, state, comm)
     uncompressed: list[Pending] = []
 
     def reduce_rest() -> None:
@@ -62,7 +62,7 @@ def _within(place: int, slices: int) -> int:
 
 
 def _segments(
-    spec: "GradiVeQ", step: Step, cuts: list[list[Run]], in_place: bool, state: State
+    spec: "GradiVeQ", step: Step, cuts: list[list[Run]], in_place: bool, state: State, comm: Comm
 ) -> list["CodedSegment"]:
     """The segments with their coefficients, which lie side by side in scratch."""
     ring = spec.ring
@@ -78,7 +78,7 @@ def _segments(
     for i, (runs, part) in enumerate(zip(cuts, _layouts(step.layout, sizes, memory), strict=True)):
         inner = memory.setdefault(f"segment {i}", {})
         own = None if in_place else vectors["own"][i]
-        place = vectors["made"][i], vectors["mean"][i], runs, own, state
+        place = vectors["made"][i], vectors["mean"][i], comm.signer, runs, own, state
         made.append(CodedSegment(ring.compressor, spec.fingerprint(), step.on(part), inner, memory, *place))
     return made
 
