@@ -38,9 +38,7 @@ def pack(
     sizes = offsets.diff()
     room = 1 << (32 - codec.bits)
     if int(sizes.max()) > room:
-        raise ValueError(
-            f"a tensor of more than {room} elements has indices that do not fit beside {codec.bits} bits."
-        )
+        raise ValueError(f"a tensor of more than {room} elements has indices that do not fit beside {codec.bits} bits.")
     groups = group_lengths(positions, offsets)
     codes, numbers = codec.to_codes(picked, groups) if largest is None else codes_below(codec, picked, groups, largest)
     within = positions.to(torch.int64) - offsets[:-1].repeat_interleave(groups)
