@@ -12,6 +12,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tersegrad.lab.timing import Times, environment, interleave, write_rows
 from tersegrad.lab.workloads import Batch, find
-from tersegrad.per_sample import PerBackward, PerSample
+from tersegrad.per_sample import PerBackward, PerSample, SquaredGradients
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -75,6 +76,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "small CNN, batch 64": small_cnn,
     "fashion, batch 32": lambda: images("fashion", 1, 28, opacus=True),
     "cifar-resnet20, batch 32": lambda: images("cifar-resnet20", 3, 32),
+    "cifar-vgg-slim, batch 32": lambda: images("cifar-vgg-slim", 3, 32),
     "ptb-lstm-small, batch 5": words,
 }
 
@@ -82,13 +84,14 @@ CASES: dict[str, Callable[[], Case]] = {
 def contestants(case: Case) -> dict[str, Contestant]:
     """Copies of one model, watched in different ways."""
     result = {"plain": _contestant(case, None), "PerSample": _contestant(case, PerSample)}
+    result["sampled"] = _contestant(case, partial(PerSample, sampled=True))
     result["PerBackward"] = _contestant(case, PerBackward)
     if case.opacus and find_spec("opacus"):
         result["Opacus"] = opacus(case)
     return result
 
 
-def _contestant(case: Case, kind: type[PerSample] | type[PerBackward] | None) -> Contestant:
+def _contestant(case: Case, kind: Callable[[nn.Module], SquaredGradients] | None) -> Contestant:
     model = copy.deepcopy(case.model)
     recorder = None if kind is None else kind(model)
 

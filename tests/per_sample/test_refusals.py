@@ -1,5 +1,6 @@
-"""Models whose samples cannot be told apart are refused, with the name of the module and what to do."""
+"""Parameters whose samples cannot be told apart are named once; for them a whole backward pass is one sample."""
 
+import re
 from functools import partial
 
 import pytest
@@ -32,26 +33,57 @@ def patched():
     return layer
 
 
+UNKNOWN = [
+    (Parameters, r"the model itself \(Parameters\): no known layer, but it owns shift"),
+    (lambda: nn.Sequential(nn.ReLU(), Parameters()), r"  1 \(Parameters\)"),
+    (lambda: nn.MultiheadAttention(4, 2), r"MultiheadAttention\): no known layer, but it owns in_proj_weight"),
+    (lambda: nn.Sequential(Overridden(3, 3)), r"0 \(Overridden\): no known layer"),
+    (lambda: nn.Sequential(patched()), r"0 \(Linear\): no known layer"),
+    (lambda: nn.LSTMCell(3, 3), "LSTMCell"),
+    (lambda: nn.EmbeddingBag(3, 3), "EmbeddingBag"),
+    (lambda: nn.LSTM(3, 4, proj_size=2), "it has a proj_size"),
+    (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "parametrizations.weight"),
+]
+
+
+@cases("make message", UNKNOWN)
+def test_unknown_modules_are_named(make, message, caplog):
+    caplog.clear()
+    PerSample(make())
+    (record,) = caplog.records
+    assert re.search(message, record.getMessage())
+    assert "every backward pass counts as one sample" in record.getMessage()
+
+
 @cases(
     "make message",
     [
-        (Parameters, r"the model itself \(Parameters\): no known layer, but it owns shift"),
-        (lambda: nn.Sequential(nn.ReLU(), Parameters()), r"  1 \(Parameters\)"),
-        (lambda: nn.MultiheadAttention(4, 2), r"MultiheadAttention\): no known layer, but it owns in_proj_weight"),
-        (lambda: nn.Sequential(Overridden(3, 3)), r"0 \(Overridden\): no known layer"),
-        (lambda: nn.Sequential(patched()), r"0 \(Linear\): no known layer"),
-        (lambda: nn.LSTMCell(3, 3), "LSTMCell"),
-        (lambda: nn.EmbeddingBag(3, 3), "EmbeddingBag"),
         (lambda: nn.Embedding(3, 3, sparse=True), "its gradient is sparse; make it with sparse=False"),
-        (lambda: nn.LSTM(3, 4, proj_size=2), "it has a proj_size"),
         (lambda: nn.LazyLinear(3), "run one batch through the model first"),
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "parametrizations.weight"),
     ],
 )
-def test_unknown_modules_are_refused_by_name(make, message):
-    with pytest.raises(ValueError, match=message) as error:
+def test_what_cannot_be_sent_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         PerSample(make())
-    assert 'VGC(..., squares="microbatch")' in str(error.value)
+
+
+def test_a_transformer_is_exact_but_for_its_attention(caplog):
+    model = made(partial(nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0, batch_first=True))
+    x = normal(6, 5, 8)
+    want = looped(model, x)
+    recorder = PerSample(model)
+    for _ in range(2):
+        model.zero_grad()
+        recorder.clear()
+        loss_of(model(x)).backward()
+    attention = {n: p.grad.square() for n, p in model.named_parameters() if n.startswith("self_attn")}
+    assert_close({n: recorder.of(p) for n, p in model.named_parameters()}, want | attention, tolerance=1e-3)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3, (
+        "attention at once; weight and bias of its projection, which is not called, in the first pass"
+    )
+    assert "self_attn (MultiheadAttention)" in said[0]
+    assert {text.split(":")[0] for text in said[1:]} == {"self_attn.out_proj.weight", "self_attn.out_proj.bias"}
 
 
 def test_frozen_parameters_are_nobody_s_business():
@@ -72,21 +104,26 @@ class Functional(nn.Module):
         return functional.linear(inside.tanh(), self.embed.weight)
 
 
-def test_a_weight_that_only_functions_use_is_refused():
-    model = made(partial(Functional, False))
-    PerSample(model)
-    with pytest.raises(ValueError, match=r"embed.weight received a gradient, but none of it through a call"):
+@cases(
+    "call message",
+    [
+        (False, "embed.weight: received a gradient, but none of it through a call"),
+        (True, "embed.weight: what .* does not add up to its gradient"),
+    ],
+)
+def test_a_weight_that_functions_use_is_coarse(call, message, caplog):
+    caplog.clear()
+    model = made(partial(Functional, call))
+    recorder = PerSample(model)
+    for passes in (1, 2):
         loss_of(model(tokens(6, 9))).backward()
+        gradient = model.embed.weight.grad / passes
+        torch.testing.assert_close(recorder.of(model.embed.weight), passes * gradient.square())
+    (record,) = caplog.records
+    assert re.search(message, record.getMessage())
 
 
-def test_a_weight_that_a_function_also_uses_is_refused():
-    model = made(partial(Functional, True))
-    PerSample(model)
-    with pytest.raises(ValueError, match=r"embed.weight: what .* does not add up to its gradient"):
-        loss_of(model(tokens(6, 9))).backward()
-
-
-def test_samples_must_be_the_same_everywhere():
+def test_samples_must_be_the_same_everywhere(caplog):
     class Positions(nn.Module):
         def __init__(self, shared):
             super().__init__()
@@ -97,9 +134,12 @@ def test_samples_must_be_the_same_everywhere():
             return self.words(x) + self.positions(at if self.shared else at.expand(len(x), -1))
 
     model, x = made(partial(Positions, True)), tokens(6, 9)
-    PerSample(model)
-    with pytest.raises(ValueError, match=r"sees 9 samples, and words sees 6 .*|sees 6 samples, and positions sees 9 "):
-        loss_of(model(x)).backward()
+    recorder = PerSample(model)
+    loss_of(model(x)).backward()
+    (record,) = caplog.records
+    assert re.search("sees 9 samples, and words sees 6 |sees 6 samples, and positions sees 9 ", record.getMessage())
+    coarse = model.positions if record.getMessage().startswith("positions") else model.words
+    torch.testing.assert_close(recorder.of(coarse.weight), coarse.weight.grad.square())
     model = made(partial(Positions, False))
     assert_close(recorded(model, x), looped(model, x))
 

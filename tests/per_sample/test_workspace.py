@@ -37,7 +37,7 @@ def test_the_workspace_is_bounded(make, x, monkeypatch):
     monkeypatch.setattr(terms, "WORKSPACE", workspace)
     monkeypatch.setattr(terms, "CACHE", workspace // 4)
     model = made(make)
-    (found,) = scan(model)
+    (found,), _ = scan(model)
     y = model(x).detach()
     for name in found.parameters:
         term = found.layer.term(Use(model, True, 0, (x,), (y,)), name)

@@ -24,7 +24,7 @@ class Needs:
     """What a reducer needs from its host. Those of all reducers in a spec are merged with ``|``.
 
     Args:
-        squares: ``step.squares`` over single "samples" or over "microbatch"es.
+        squares: ``step.squares`` over single "samples" ("sampled": some of them) or over "microbatch"es.
         lr: ``step.lr``.
         no_momentum: The optimizer must have no momentum of its own.
         lookahead: Gradients are taken at w - lookahead * lr * residual.

@@ -14,4 +14,6 @@ def squares_for(spec: Reducer, module: torch.nn.Module) -> SquaredGradients | No
         raise ValueError(f"{spec!r}: {error}") from None
     if wanted is None:
         return None
-    return PerSample(module) if wanted == "samples" else PerBackward(module)
+    if wanted == "microbatch":
+        return PerBackward(module)
+    return PerSample(module, sampled=wanted == "sampled")

@@ -63,6 +63,10 @@ class Layer(ABC):
         """Called before ``forward``; the result is passed on as ``Use.before``."""
         return None
 
+    def after(self, output: Any, before: Any) -> Any:
+        """Called after ``forward``, and the result is passed on instead of that of ``before``."""
+        return before
+
     def keep(self, names: set[str], x: Any, state: Any) -> tuple[Tensor, ...]:
         """The tensors to keep of a call's arguments; none if only the bias is trained."""
         return () if names == {"bias"} else (x,)
@@ -153,10 +157,6 @@ class Embeddings(Layer):
 
     kinds = (nn.Embedding,)
 
-    def refusal(self, module: Any) -> str | None:
-        """DDP does not pass sparse gradients to communication hooks."""
-        return "its gradient is sparse; make it with sparse=False" if module.sparse else None
-
     def term(self, use: Use, name: str) -> Term:
         module = use.module
         tokens = _positions(use.kept[0], 0, use.batch_dim)
@@ -234,6 +234,12 @@ class BatchNorms(Layer):
 
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
+    def after(self, output: Any, before: Any) -> Any:
+        """Mean and 1 / sqrt(variance + eps) of this batch, if torch's function has kept them for its own gradient."""
+        node = output.grad_fn
+        mean, factor = (getattr(node, f"_saved_result{i}", None) for i in (1, 2))
+        return (mean, factor) if mean is not None and mean.numel() == output.shape[1] else None
+
     def term(self, use: Use, name: str) -> Term:
         """Sums over space."""
         module, (delta,) = use.module, use.deltas
@@ -243,21 +249,52 @@ class BatchNorms(Layer):
         (x,) = use.kept
         assert x is not None
         if use.training or module.running_mean is None:
-            variance, mean = _moments(x)
+            mean, factor = use.before or _moments(x, module.eps)
         else:
-            variance, mean = module.running_var, module.running_mean
-        return _scaled(delta, x, _standardise(mean, variance, module.eps), _sum_space)
+            mean, factor = module.running_mean, torch.rsqrt(module.running_var + module.eps)
+        return Standardised(delta, x, mean, factor)
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Variance and mean of each channel over the batch; ``torch.var_mean`` takes ten times as long here."""
+class Standardised(Each):
+    """The gradients of a factor of (x - mean) * factor, channel by channel; mean and factor are constants."""
+
+    def __init__(self, delta: Tensor, x: Tensor, mean: Tensor, factor: Tensor):
+        shape = (-1, *[1] * (x.dim() - 2))
+
+        def products(first: int, last: int) -> Tensor:
+            return delta[first:last] * ((x[first:last].float() - mean.view(shape)) * factor.view(shape))
+
+        super().__init__(delta.shape[0], 4 * _size(delta), products, _sum_space)
+        self._operands = delta, x, mean, factor
+
+    def part(self, first: int, last: int) -> "Standardised":
+        delta, x, mean, factor = self._operands
+        return Standardised(delta[first:last], x[first:last], mean, factor)
+
+    def gradients(self, first: int, last: int) -> Tensor:
+        """Without an intermediate result of the size of x where memory is laid out as shapes are."""
+        delta, x, mean, factor = self._operands
+        delta, x = delta[first:last].float(), x[first:last].float()
+        return (_dots(delta, x) - _sum_space(delta) * mean) * factor
+
+
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """(samples, channels): sums over space of a * b."""
+    if a.dim() == 2 or not (a.is_contiguous() and b.is_contiguous()):
+        return _sum_space(a * b)
+    rows = a.shape[0] * a.shape[1]
+    return torch.bmm(a.view(rows, 1, -1), b.view(rows, -1, 1)).view(a.shape[:2])
+
+
+def _moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of each channel; ``torch.var_mean`` takes ten times as long here."""
     over = [axis for axis in range(x.dim()) if axis != 1]
     mean = x.mean(over, dtype=torch.float32)
     shape = (-1, *[1] * (x.dim() - 2))
     squares = torch.zeros_like(mean)
     for first, last in chunks(x.shape[0], 2 * _size(x)):
         squares += (x[first:last].float() - mean.view(shape)).square_().sum(over)
-    return squares / (x.numel() // mean.numel()), mean
+    return mean, torch.rsqrt(squares / (x.numel() // mean.numel()) + eps)
 
 
 def _standardise(mean: Tensor, variance: Tensor, eps: float) -> Callable[[Tensor], Tensor]:

@@ -13,6 +13,7 @@ Only the graph owns the kept tensors: a forward pass whose outputs are dropped l
 autograd saves tensors, so activation checkpointing (``use_reentrant=False``) frees this memory too.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,10 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tersegrad.core import mix_seed
 from tersegrad.per_sample.layers import Kept, Use
 from tersegrad.per_sample.scan import INSTEAD, Found, scan
-from tersegrad.per_sample.sums import SquaredGradients
+from tersegrad.per_sample.sums import SquaredGradients, add_whole
 from tersegrad.per_sample.terms import Term, Together, chunks
+
+_log = logging.getLogger("tersegrad")
 
 TOLERANCE = 0.02  # relative to the gradient's norm: far above rounding even in bfloat16, far below a missed use
 ROUNDING = (
@@ -34,36 +38,52 @@ ROUNDING = (
 )
 
 
+COARSE = "every backward pass counts as one sample, which is coarser"
+
+
 class PerSample(SquaredGradients):
-    """Exact squares per sample, for models made of known layers (``tersegrad.per_sample.layers`` lists them).
+    """Exact squares per sample, for parameters of known layers (``tersegrad.per_sample.layers`` lists them).
+
+    For other parameters, and those that are used otherwise than by calling their layer, a whole backward pass counts
+    as one sample, as in ``PerBackward``. They are named once, in a warning of the logger "tersegrad".
 
     A sample is an index along the first dimension of a layer's input, or along ``batch_dim`` in layers that leave a
     choice: ``batch_dim=1`` is for models whose dense, norm and embedding layers see (time, samples, ...). It does not
     apply to inputs with a single batch dimension, to layers with channels, nor to recurrent layers, which have their
     own ``batch_first``.
 
-    In one backward pass all layers must see the same number of samples. So an embedding of positions must be called
-    with indices for every sample, and a dense layer must not get samples and time in one dimension. This is checked,
-    but a mistake that leaves the numbers equal (as many time steps as samples) cannot be detected.
+    In one backward pass all layers must see as many samples as the last one does. So an embedding of positions must be
+    called with indices for every sample, and a dense layer must not get samples and time in one dimension. This is
+    checked, but a mistake that leaves the numbers equal (as many time steps as samples) cannot be detected.
 
     In addition to the sums it needs a workspace of about 4 MB, or that of one sample if that is larger: its gradient of
     one parameter, and the patches of one convolution. The first backward pass takes longer, as everything is checked.
 
     Copies of the module are not recorded. Make the PerSample of a module before it is compiled and first runs.
 
+    With ``sampled`` a random eighth of the samples (at least 4) stands for all of them, but where all are nearly free
+    (dense layers on vectors, embeddings): right on average, at an eighth of the cost. Which ones is drawn from the bits
+    of the last layer's gradient and input, so the same pass gives the same squares, in any process and after a restart.
+
     Args:
         module: the model.
         batch_dim: dimension of the samples, 0 or 1.
+        sampled: estimate where that is cheaper.
 
     Raises:
-        ValueError: if ``batch_dim`` is neither, or a trainable parameter does not belong to a known layer.
+        ValueError: if ``batch_dim`` is neither, or a parameter has no shape yet, or sparse gradients.
     """
 
-    def __init__(self, module: nn.Module, batch_dim: int = 0):
+    def __init__(self, module: nn.Module, batch_dim: int = 0, sampled: bool = False):
         if batch_dim not in (0, 1):
             raise ValueError(f"PerSample(batch_dim={batch_dim!r}): samples are in dimension 0, or in 1, after time.")
-        self._found = scan(module)
+        self._found, unknown = scan(module)
+        known = {id(p) for found in self._found for p in found.parameters.values()}
+        self._coarse = {id(p) for p in module.parameters() if p.requires_grad and id(p) not in known}
+        if unknown:
+            _log.warning("%s", f"For these, {COARSE}:\n" + "\n".join(unknown))
         self._batch_dim = batch_dim
+        self._sampled = sampled
         self._anchor = torch.empty(0, requires_grad=True)
         self._passes: dict[int, _Pass] = {}  # running backward passes, by autograd's id
         self._checked: set[tuple[int, int]] = set()  # (parameter, number of uses)
@@ -107,6 +127,7 @@ class PerSample(SquaredGradients):
             return
         named = dict(zip(("input", "hx"), args, strict=False)) | kwargs
         kept = found.layer.keep(set(found.parameters), named["input"], named.get("hx"))
+        before = found.layer.after(output, before)
         call = _Call(found, module.training, before, _keep(self._anchor, kept))
         for i, y in enumerate(outputs):
             if y.requires_grad:
@@ -126,49 +147,76 @@ class PerSample(SquaredGradients):
         with self._lock:
             number = torch._C._current_graph_task_id()
             if number not in self._passes:
-                self._passes[number] = _Pass()
+                self._passes[number] = _Pass(seed=_seed(delta, *call.kept()) if self._sampled else None)
                 torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, number))
             self._passes[number].add(call, output, outputs, delta.detach(), self._batch_dim)
 
     def _accumulated(self, key: int, parameter: Tensor) -> None:
         """The gradient of a parameter is complete, and so are all uses that contribute to it."""
         with self._lock, torch.no_grad(), _full_precision(parameter.device):
+            current = self._passes.get(torch._C._current_graph_task_id())
+            if key in self._coarse:
+                if current is not None:
+                    current.done(key)
+                return
             term = self._term(key)
-            if term is None:
-                raise ValueError(
-                    f"{self._parameters[key][0]} received a gradient, but none of it through a call of the layer that "
-                    "owns it. It is used by a function, as in functional.linear(x, layer.weight), instead of which the "
-                    "layer must be called; or the model was compiled and run before PerSample was made, which must "
-                    f"come first. {INSTEAD}"
-                )
+            assert term is not None, "_check was called first"
+            assert current is not None
             sums = self._sums[key]
             target = sums if sums.is_contiguous() else torch.zeros_like(sums, memory_format=torch.contiguous_format)
-            term.add_squares(target)
+            if current.seed is None:
+                term.add_squares(target)
+            else:
+                term.add_estimate(target, current.seed % term.samples if term.samples else 0)
             if target is not sums:  # channels last
                 sums += target
-            self._passes[torch._C._current_graph_task_id()].done(key)
+            current.done(key)
 
     def _check(self, key: int, gradient: Tensor) -> None:
-        """Once for each parameter and number of uses: the samples' contributions must add up to the gradient."""
-        with self._lock:
-            current = self._passes.get(torch._C._current_graph_task_id())
-            case = key, len(current.uses.get(key, ())) if current else 0
-            if case in self._checked or not case[1]:
-                return
-            with torch.no_grad(), _full_precision(gradient.device):
-                term = self._term(key)
-                assert term is not None
-                explained = _explained(term, gradient.detach())
-            if explained is None:
-                return
-            if not explained:
-                raise ValueError(
-                    f"{self._parameters[key][0]}: what the calls of its layer contribute does not add up to its "
-                    "gradient. It is also used by a function, as in functional.linear(x, layer.weight), or a hook "
-                    "changes the layer's output or the gradient, or second derivatives are taken. For a tied weight, "
-                    f"call a layer that shares it: decoder.weight = embedding.weight. {INSTEAD}"
-                )
+        """The gradient of a parameter is known, and will be accumulated next."""
+        if (key, self._uses(key)) in self._checked:
+            return
+        with self._lock, torch.no_grad(), _full_precision(gradient.device):
+            if key not in self._coarse and (reason := self._objection(key, gradient.detach())):
+                self._coarse.add(key)
+                self._checked -= {case for case in self._checked if case[0] == key}
+                _log.warning("%s", f"{self._parameters[key][0]}: {reason} From now on, {COARSE}.")
+            if key in self._coarse:
+                add_whole(self._sums[key], gradient, self._parameters[key][0])
+
+    def _objection(self, key: int, gradient: Tensor) -> str | None:
+        """Why the squares of a parameter cannot be had; None if they can.
+
+        Once for each parameter and number of uses: the samples' contributions must add up to the gradient.
+        """
+        case = key, self._uses(key)
+        if not case[1]:
+            return (
+                "received a gradient, but none of it through a call of the layer that owns it. It is used by a "
+                "function, as in functional.linear(x, layer.weight), or the model was compiled and run before "
+                "this was attached."
+            )
+        try:
+            term = self._term(key)
+        except _Unequal as reason:
+            return str(reason)
+        assert term is not None
+        explained = _explained(term, gradient)
+        if explained is False:
+            return (
+                "what the calls of its layer contribute does not add up to its gradient. It is also used by a "
+                "function, as in functional.linear(x, layer.weight), or a hook changes the layer's output or the "
+                "gradient, or second derivatives are taken. For a tied weight, call a layer that shares it: "
+                "decoder.weight = embedding.weight."
+            )
+        if explained:
             self._checked.add(case)
+        return None
+
+    def _uses(self, key: int) -> int:
+        """How many calls contribute to a parameter in the running pass."""
+        current = self._passes.get(torch._C._current_graph_task_id())
+        return len(current.uses.get(key, ())) if current else 0
 
     def _end(self, number: int) -> None:
         """A backward pass has ended: drop uses whose gradients were not accumulated into ``.grad``."""
@@ -179,6 +227,10 @@ class PerSample(SquaredGradients):
         current = self._passes.get(torch._C._current_graph_task_id())
         terms = current.terms(key) if current else []
         return Together(terms) if len(terms) > 1 else terms[0] if terms else None
+
+
+class _Unequal(Exception):  # noqa: N818 - it is a reason, not an error
+    """The layers of a model do not see the same number of samples."""
 
 
 class _Hook:
@@ -237,6 +289,7 @@ class _Pass:
     arrivals: dict[_Call, _Arrival] = field(default_factory=dict)
     uses: dict[int, list[tuple[_Arrival, str]]] = field(default_factory=dict)  # by parameter
     samples: tuple[int, str] | None = None  # number of samples in the first layer, and its path
+    seed: int | None = None  # of the choice of samples; None where all are looked at
 
     def add(self, call: _Call, output: int, outputs: int, delta: Tensor, batch_dim: int) -> None:
         """Add the gradient of one of a call's outputs."""
@@ -249,29 +302,35 @@ class _Pass:
         arrival.deltas[output] = delta
 
     def terms(self, key: int) -> list[Term]:
-        """One term for each use of a parameter; ValueError unless all have the same number of samples."""
+        """One term for each use of a parameter; ``_Unequal`` unless all have the same number of samples."""
         terms = []
         for arrival, name in self.uses.get(key, ()):
             term, path = arrival.term(name), arrival.call.found.path
             if self.samples is None:
                 self.samples = term.samples, path
             if term.samples != self.samples[0]:
-                raise ValueError(
+                raise _Unequal(
                     f"{path} sees {term.samples} samples, and {self.samples[1]} sees {self.samples[0]} in the same "
                     "backward pass. Samples must be in the first dimension everywhere (batch_dim=1: in the second, "
                     "behind the time), never together with time, and an embedding of positions needs indices for each "
-                    f"sample: positions.expand(samples, -1). {INSTEAD}"
+                    "sample: positions.expand(samples, -1)."
                 )
             terms.append(term)
         return terms
 
     def done(self, key: int) -> None:
         """The squares of a parameter were added: free calls that are no longer needed."""
-        for arrival, name in self.uses.pop(key):
+        for arrival, name in self.uses.pop(key, ()):
             arrival.waiting.discard(name)
             if not arrival.waiting:
                 arrival.call.kept = None
                 del self.arrivals[arrival.call]
+
+
+def _seed(*tensors: Tensor | None) -> int:
+    """A number made of the bits of tensors: no two batches have the same gradients and inputs of the last layer."""
+    bits = (t.detach().float().contiguous().view(torch.int32).sum() for t in tensors if t is not None)
+    return mix_seed(*(int(number) for number in bits))
 
 
 class _Saved(torch.autograd.Function):

@@ -37,7 +37,7 @@ class Recurrents(Layer):
 
     def refusal(self, module: Any) -> str | None:
         """Projections are not replayed."""
-        return "it has a proj_size; make it without" if module.proj_size else None
+        return "it has a proj_size" if module.proj_size else None
 
     def before(self, module: Any) -> Tensor | None:
         """The state of the generator, if dropout will draw from it."""

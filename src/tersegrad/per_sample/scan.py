@@ -1,4 +1,4 @@
-"""Finds the known layers of a model; an error if a trainable parameter belongs to none of them."""
+"""Finds the known layers of a model, and the trainable parameters that belong to none of them."""
 
 from dataclasses import dataclass
 
@@ -34,26 +34,29 @@ class Found:
     parameters: dict[str, nn.Parameter]  # the trainable ones
 
 
-def scan(model: nn.Module) -> list[Found]:
-    """All modules with trainable parameters; ValueError if some of them are not known layers."""
-    found, problems = [], []
+def scan(model: nn.Module) -> tuple[list[Found], list[str]]:
+    """All known layers with trainable parameters, and a line of text for each module whose own are not known.
+
+    ValueError if no gradient of a parameter could be used at all.
+    """
+    found, unknown, problems = [], [], []
     for path, module in model.named_modules():
         parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         if not parameters:
             continue
+        where = f"  {path or 'the model itself'} ({type(module).__name__}): "
+        if problem := _problem(module, parameters):
+            problems.append(where + problem)
+            continue
         layer = _layer(module)
-        problem = _problem(module, layer, parameters)
-        if layer is None or problem is not None:
-            problems.append(f"  {path or 'the model itself'} ({type(module).__name__}): {problem}")
+        reason = _unknown(module, layer, parameters)
+        if layer is None or reason is not None:
+            unknown.append(where + str(reason))
         else:
             found.append(Found(path, module, layer, parameters))
     if problems:
-        kinds = ", ".join(kind.__name__ for layer in LAYERS for kind in layer.kinds)
-        raise ValueError(
-            "Gradients per sample are not known for\n" + "\n".join(problems) + f"\n{INSTEAD} "
-            f"Or freeze these parameters, or build the model of layers that are known: {kinds}."
-        )
-    return found
+        raise ValueError("Gradients per sample cannot be had of\n" + "\n".join(problems))
+    return found, unknown
 
 
 def _layer(module: nn.Module) -> Layer | None:
@@ -66,10 +69,17 @@ def _layer(module: nn.Module) -> Layer | None:
     return None
 
 
-def _problem(module: nn.Module, layer: Layer | None, parameters: dict[str, nn.Parameter]) -> str | None:
-    """The reason why a module cannot be handled; None if it can."""
+def _problem(module: nn.Module, parameters: dict[str, nn.Parameter]) -> str | None:
+    """The reason why a module's parameters must be changed first; None if they need not."""
     if any(isinstance(p, UninitializedParameter) for p in parameters.values()):
         return "its parameters have no shape yet; run one batch through the model first"
+    if getattr(module, "sparse", False) is True:  # DDP does not pass sparse gradients to communication hooks
+        return "its gradient is sparse; make it with sparse=False"
+    return None
+
+
+def _unknown(module: nn.Module, layer: Layer | None, parameters: dict[str, nn.Parameter]) -> str | None:
+    """The reason why the samples of a module cannot be told apart; None if they can."""
     if layer is None:
         return f"no known layer, but it owns {', '.join(parameters)}"
     if refusal := layer.refusal(module):

@@ -79,9 +79,13 @@ class PerBackward(SquaredGradients):
             self._handles.append(p.register_hook(lambda gradient, key=key: self._add(key, gradient)))
 
     def _add(self, key: int, gradient: Tensor) -> None:
-        if gradient.is_sparse:
-            name, _ = self._parameters[key]
-            raise ValueError(f"The gradient of {name} is sparse. Make its embedding with sparse=False.")
-        gradient = gradient.detach().float()
-        with self._lock:
-            self._sums[key].addcmul_(gradient, gradient)
+        with self._lock, torch.no_grad():
+            add_whole(self._sums[key], gradient, self._parameters[key][0])
+
+
+def add_whole(sums: Tensor, gradient: Tensor, name: str) -> None:
+    """Add the squares of a whole backward pass's gradient; ValueError if that is sparse."""
+    if gradient.is_sparse:
+        raise ValueError(f"The gradient of {name} is sparse. Make its embedding with sparse=False.")
+    gradient = gradient.detach().float()
+    sums.addcmul_(gradient, gradient)

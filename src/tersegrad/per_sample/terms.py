@@ -15,6 +15,8 @@ from tersegrad import kernels
 
 WORKSPACE = 1 << 20  # capacity of the workspace in floats: limits the samples per chunk
 CACHE = 1 << 18  # floats of gradient that are squared while they are still in the cache
+SHARE = 8  # of a batch's samples, one in so many is looked at in estimates
+LEAST = 4  # samples that an estimate looks at
 ROWS = 64  # of a gradient matrix, at least, for one matrix product
 NARROW = 64  # columns; with fewer, the transposed product is faster
 
@@ -37,6 +39,11 @@ class Term(ABC):
 
     samples: int
     workspace: int  # floats of workspace per sample in ``gradients``, including the result
+    cheap: bool = False  # whether all squares are to be had for less than the gradient itself
+
+    @abstractmethod
+    def part(self, first: int, last: int) -> "Term":
+        """The same for samples ``first`` to ``last - 1`` only."""
 
     @abstractmethod
     def gradients(self, first: int, last: int) -> Tensor:
@@ -51,6 +58,21 @@ class Term(ABC):
         for first, last in chunks(self.samples, self.workspace):
             kernels.on(sums).add_squares(sums.view(-1), self.gradients(first, last).reshape(-1))
 
+    def add_estimate(self, sums: Tensor, start: int) -> None:
+        """``add_squares`` of one in ``SHARE`` samples, from ``start`` on in a circle, times what stands for the others.
+
+        If each start is as likely as any other, it is right on average.
+        """
+        count = max(-(-self.samples // SHARE), LEAST)
+        if self.cheap or count >= self.samples:
+            self.add_squares(sums)
+            return
+        found = torch.zeros_like(sums)
+        for first in (start, start - self.samples):  # the circle's end may lie behind its beginning
+            if (begin := max(0, first)) < (end := min(self.samples, first + count)):
+                self.part(begin, end).add_squares(found)
+        sums.add_(found, alpha=self.samples / count)
+
 
 class Each(Term):
     """A term whose gradients are sums of ``values(first, last)`` over positions, as for biases and norms."""
@@ -62,6 +84,9 @@ class Each(Term):
         self.workspace = workspace
         self._values = values
         self._total = total
+
+    def part(self, first: int, last: int) -> "Each":
+        return Each(last - first, self.workspace, lambda a, b: self._values(first + a, first + b), self._total)
 
     def gradients(self, first: int, last: int) -> Tensor:
         return self._total(self._values(first, last))
@@ -79,6 +104,9 @@ class Together(Term):
         self._terms = terms
         self.samples = terms[0].samples
         self.workspace = sum(term.workspace for term in terms)
+
+    def part(self, first: int, last: int) -> "Together":
+        return Together([term.part(first, last) for term in self._terms])
 
     def gradients(self, first: int, last: int) -> Tensor:
         total = self._terms[0].gradients(first, last)
@@ -119,6 +147,14 @@ class Products(Term):
         self._made = tuple(made)
         self._order = order
         self._groups = groups
+        self.cheap = positions == 1
+
+    def part(self, first: int, last: int) -> "Products":
+        def operands(a: int, b: int) -> tuple[Tensor, Tensor]:
+            return self._operands(first + a, first + b)
+
+        about = self._operand_workspace, self._positions, self._made, self._order, self._groups
+        return Products(last - first, operands, *about)
 
     def gradients(self, first: int, last: int) -> Tensor:
         left, right = self._operands(first, last)
@@ -186,6 +222,10 @@ class Tokens(Term):
         self._deltas = deltas
         self._words = words
         self._skip = -1 if skip is None else skip
+        self.cheap = True
+
+    def part(self, first: int, last: int) -> "Tokens":
+        return Tokens(self._tokens[first:last], self._deltas[first:last], self._words, self._skip)
 
     def gradients(self, first: int, last: int) -> Tensor:
         """Dense, for a table that is tied to another layer: words * width floats per sample."""

@@ -39,7 +39,7 @@ from tersegrad.kernels.ops import FLOAT32_MAX
 from tersegrad.reducers._vgc_frames import Picked, Words
 from tersegrad.reducers.allgather import AllGather
 
-SQUARES = ("samples", "microbatch")
+SQUARES = ("samples", "sampled", "microbatch")
 ROUNDINGS = ("feedback", "drop")
 LAYOUTS = ("packed", "words")
 RULES = ("ours", "paper")
@@ -88,7 +88,10 @@ class VGC(Reducer):
     zeta: float = param(0.999, "decay of the variance of elements that are not sent; lower => sent sooner")
     tau: float | None = param(None, "None: the value itself is sent; a number: multiples of tau, where |x| > tau")
     rounding: str = param("feedback", 'the rounding error of a value stays in x ("feedback") or is discarded ("drop")')
-    squares: str = param("samples", 'variance over "samples", or over whole backward passes ("microbatch")')
+    squares: str = param(
+        "samples",
+        'variance over "samples"; "sampled": over a quarter of them, cheaper; "microbatch": over whole backward passes',
+    )
     values: Compressor | None = param(None, "None: 4-bit powers of two; else the codec of the values")
     layout: str = param("packed", '"packed"; "words": one 32-bit word per element, as in the paper, to compare ratios')
     rule: str = param("ours", '"paper": as printed: words, the largest of the whole tensor, all that passes leaves x')
@@ -230,8 +233,8 @@ class VGC(Reducer):
     @staticmethod
     def _grown(at: Tensor, squares: Tensor, state: State) -> Tensor:
         """The variance with this step's squares, at some positions."""
-        grown: Tensor = state["variance"][at] + squares[at]
-        return grown.clamp_max_(FLOAT32_MAX)
+        variance: Tensor = state["variance"]
+        return (variance[at] + squares[at]).clamp_max_(FLOAT32_MAX)
 
     def clear(self, layout: Layout, state: State) -> None:
         """Stage a variance of zero, as for elements that were sent."""
