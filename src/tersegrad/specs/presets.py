@@ -44,9 +44,9 @@ PRESETS = {
     ),
     "fft": Preset(
         PAPERS,
-        "ErrorFeedback(Schedule(AllGather(FFT(theta=0.95, values=RangeFloat(bits=6), order='channels_last')), 'theta', "
-        "steps={0: 0.8, 200: 0.95}))",
-        "the largest 5 % of the frequencies in 6 bits, 20 % in the first 200 steps, with error feedback",
+        "ErrorFeedback(Schedule(AllGather(FFT(theta=0.9, values=RangeFloat(bits=6), order='channels_last')), 'theta', "
+        "steps={0: 0.7, 200: 0.9}))",
+        "the largest 10 % of the frequencies in 6 bits, 30 % in the first 200 steps, with error feedback",
     ),
     "fft-paper": Preset(
         PUBLISHED,
