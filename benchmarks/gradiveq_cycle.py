@@ -4,13 +4,12 @@
     python benchmarks/gradiveq_cycle.py vgg16 --compressed 20 [--json FILE]
 
 Four workers, each in a namespace of its own, whose links the kernel limits (needs root or user namespaces). Gradients
-are made between the steps: each layer's slices lie near K / 8 random directions, so that learning finds K / d of about
-8. Every learning step of a cycle is made and timed, with the fits; of the compressed ones as many as asked for, and
-their mean stands for the others. An uncompressed all-reduce is timed before and after.
+are made between the steps: each layer's slices lie near K / 8 random directions, so that with ``loss=0.1`` learning
+finds K / d of about 8. Every learning step of a cycle is made and timed, with the fits; of the compressed ones as many
+as asked for, and their mean stands for the others. An uncompressed all-reduce is timed before and after.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -18,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +35,13 @@ from tersegrad.lab.timing import environment, write_rows
 from tersegrad.reducers import Dense, GradiVeQ
 
 MODELS = {"resnet32": resnet32, "vgg16": vgg}
-METHODS = {
-    "resnet32": ["gradiveq", "gradiveq with Dense()", "gradiveq with Ring(Identity())", "gradiveq-paper"],
-    "vgg16": ["gradiveq"],
-}
+FILTER = "GradiVeQ(learn=30, compress=120, warmup=0, order='filter', learning=TwoShot(QSGD(bits=4)), linear=True, {})"
+BYTES, DENSE, RING = (
+    FILTER.format(f"coefficients={c}") for c in ("TwoShot(QSGD(bits=8))", "Dense()", "Ring(Identity())")
+)
+PAPER = "GradiVeQ(slice_size=4096, loss=0.01, warmup=0, learning=Ring(QSGD(bits=4)), rule='paper')"
+METHODS = {"resnet32": [BYTES, DENSE, RING, PAPER], "vgg16": [BYTES]}
 WORKERS, LINK, RATIO = 4, "100Mbit", 8
-
-
-def find(name: str) -> tuple[Reducer, GradiVeQ]:
-    """A preset past its warm-up, with other coefficients if the name says so; and the GradiVeQ in it."""
-    preset, _, coefficients = name.partition(" with ")
-    whole = parse(preset)
-    inner = next(part for part in whole.walk() if isinstance(part, GradiVeQ))
-    changed = replace(inner, warmup=0, **({"coefficients": parse(coefficients)} if coefficients else {}))
-    if changed.rule == "ours":
-        changed = replace(changed, loss=0.1)  # with the noise of quantisation, K / d is about 8 then
-    return (changed if whole is inner else replace(whole, inner=changed)), changed
 
 
 def gradients(reducer: GradiVeQ, layout: Layout, rank: int) -> Callable[[], Tensor]:
@@ -88,29 +77,28 @@ def timed(reducer: Reducer, layout: Layout, x: Tensor, state: dict[str, Any], co
 
 def cycle(name: str, layout: Layout, comm: Comm, compressed: int) -> dict[str, Any]:
     """All learning steps of a cycle with the fits, and some compressed steps."""
-    whole, inner = find(name)
-    state, gradient = whole.init(layout, comm), gradients(inner, layout, comm.rank)
-    memory = state.get("inner", state)
+    reducer = parse(name)
+    assert isinstance(reducer, GradiVeQ)
+    state, gradient = reducer.init(layout, comm), gradients(reducer, layout, comm.rank)
     seen: dict[str, list[tuple[float, int]]] = {"learn": [], "compress": []}
     while len(seen["compress"]) < compressed:
-        phase = "learn" if any(m["phase"] == "learn" for m in memory["layers"].values()) else "compress"
-        seen[phase].append(timed(whole, layout, gradient(), state, comm))
-    reports = [m["report"] for m in memory["layers"].values()]
+        phase = "learn" if any(m["phase"] == "learn" for m in state["layers"].values()) else "compress"
+        seen[phase].append(timed(reducer, layout, gradient(), state, comm))
+    reports = [m["report"] for m in state["layers"].values()]
     coded = [r for r in reports if not r["refusals"]]
     sent = sum(r["slices"] * r["coefficients"] for r in coded)
     row = {
-        "method": name,
-        "spec": repr(whole),
+        "method": repr(reducer),
         "learning_steps": len(seen["learn"]),
-        "compressed_steps": inner.compress,
+        "compressed_steps": reducer.compress,
         "ratio": sum(r["slices"] * r["slice_length"] for r in coded) / sent,
         "fit_seconds": sum(r["fit_seconds"] for r in reports),
     }
     for phase, pairs in seen.items():
         row[f"{phase}_ms"] = [ms for ms, _ in pairs]
         row[f"{phase}_sent"] = statistics.mean(sent for _, sent in pairs)
-    row["cycle_ms"] = sum(row["learn_ms"]) + statistics.mean(row["compress_ms"]) * inner.compress
-    row["cycle_sent"] = row["learn_sent"] * len(seen["learn"]) + row["compress_sent"] * inner.compress
+    row["cycle_ms"] = sum(row["learn_ms"]) + statistics.mean(row["compress_ms"]) * reducer.compress
+    row["cycle_sent"] = row["learn_sent"] * len(seen["learn"]) + row["compress_sent"] * reducer.compress
     return row
 
 
@@ -177,7 +165,7 @@ def launch(arguments: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--methods", nargs="+", help=json.dumps(METHODS))
+    parser.add_argument("--methods", nargs="+", help="specs without a warm-up (default: see the file)")
     parser.add_argument("--compressed", type=int, default=60, help="compressed steps that are timed")
     parser.add_argument("--dense", type=int, default=5, help="plain steps before each method, and as many after it")
     parser.add_argument("--json", type=Path)

@@ -56,9 +56,8 @@ PRESETS = {
     ),
     "gradiveq": Preset(
         PAPERS,
-        "GradiVeQ(loss=0.02, learn=30, compress=120, warmup=20, order='filter', learning=TwoShot(QSGD(bits=4)), "
-        "coefficients=TwoShot(QSGD(bits=8)), linear=True)",
-        "slices of convolutions and matrices in a learnt basis, coefficients in 8 bits",
+        "ErrorFeedback(GradiVeQ(learn=60, compress=240, warmup=20, learning=TwoShot(QSGD(bits=4)), linear=True))",
+        "slices of convolutions and matrices in a learnt basis, 4 bits an element while it learns",
     ),
     "gradiveq-paper": Preset(
         PUBLISHED,
