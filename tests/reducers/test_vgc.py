@@ -217,7 +217,7 @@ def test_without_squares_it_says_what_is_missing():
         ({"zeta": 1.5}, "zeta is a number from 0 to 1"),
         ({"tau": 0.0}, "positive number"),
         ({"rounding": "up"}, "'feedback' or 'drop'"),
-        ({"squares": "tokens"}, "'samples' or 'microbatch'"),
+        ({"squares": "tokens"}, "'samples' or 'sampled' or 'microbatch'"),
         ({"layout": "bits"}, "'packed' or 'words'"),
         ({"values": BF16(), "tau": 0.1}, "Leave values out"),
         ({"values": BF16(), "layout": "words"}, "Leave values out"),

@@ -145,11 +145,17 @@ class PerSample(SquaredGradients):
                 f"per sample need is gone after the first. Add the losses and call backward once. {INSTEAD}"
             )
         with self._lock:
-            number = torch._C._current_graph_task_id()
-            if number not in self._passes:
-                self._passes[number] = _Pass(seed=_seed(delta, *call.kept()) if self._sampled else None)
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, number))
-            self._passes[number].add(call, output, outputs, delta.detach(), self._batch_dim)
+            current = self._running_pass()
+            if self._sampled and current.seed is None:
+                current.seed = _seed(delta, *call.kept())
+            current.add(call, output, outputs, delta.detach(), self._batch_dim)
+
+    def _running_pass(self) -> "_Pass":
+        number = torch._C._current_graph_task_id()
+        if number not in self._passes:
+            self._passes[number] = _Pass()
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, number))
+        return self._passes[number]
 
     def _accumulated(self, key: int, parameter: Tensor) -> None:
         """The gradient of a parameter is complete, and so are all uses that contribute to it."""
@@ -180,7 +186,7 @@ class PerSample(SquaredGradients):
             if key not in self._coarse and (reason := self._objection(key, gradient.detach())):
                 self._coarse.add(key)
                 self._checked -= {case for case in self._checked if case[0] == key}
-                _log.warning("%s", f"{self._parameters[key][0]}: {reason} From now on, {COARSE}.")
+                self._running_pass().coarse.setdefault(reason, []).append(self._parameters[key][0])
             if key in self._coarse:
                 add_whole(self._sums[key], gradient, self._parameters[key][0])
 
@@ -219,8 +225,10 @@ class PerSample(SquaredGradients):
         return len(current.uses.get(key, ())) if current else 0
 
     def _end(self, number: int) -> None:
-        """A backward pass has ended: drop uses whose gradients were not accumulated into ``.grad``."""
-        self._passes.pop(number, None)
+        """A backward pass has ended: drop uses whose gradients were not accumulated, and say what is coarse now."""
+        ended = self._passes.pop(number, None)
+        for reason, names in (ended.coarse if ended else {}).items():
+            _log.warning("%s", f"{', '.join(names)}: {reason} From now on, {COARSE}.")
 
     def _term(self, key: int) -> Term | None:
         """The sum of all uses of a parameter in the running pass."""
@@ -290,6 +298,7 @@ class _Pass:
     uses: dict[int, list[tuple[_Arrival, str]]] = field(default_factory=dict)  # by parameter
     samples: tuple[int, str] | None = None  # number of samples in the first layer, and its path
     seed: int | None = None  # of the choice of samples; None where all are looked at
+    coarse: dict[str, list[str]] = field(default_factory=dict)  # parameters that became so, by the reason
 
     def add(self, call: _Call, output: int, outputs: int, delta: Tensor, batch_dim: int) -> None:
         """Add the gradient of one of a call's outputs."""
