@@ -8,7 +8,6 @@ threads meet here, and every method that is not for the host's thread alone says
 - gloo's: completes the buckets of uncompressed steps.
 """
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -327,8 +326,9 @@ class Engine:
         self._peers.stop()
         if self._worker.stop():
             self._peers.close()
-            if self._worker.failed:  # an error holds frames, and these messages, in a circle: gloo would wait for them
-                gc.collect()
+            self._arrived.clear()
+            if self._uncompressed is not None:
+                self._pipeline.forget()  # what a failed step has left: its messages would keep gloo's sockets open
 
 
 def _raise(error: Exception) -> NoReturn:
