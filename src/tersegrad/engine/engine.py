@@ -325,10 +325,7 @@ class Engine:
         at_exit.discard(self)
         self._peers.stop()
         if self._worker.stop():
-            self._peers.close()
-            self._arrived.clear()
-            if self._uncompressed is not None:
-                self._pipeline.forget()  # what a failed step has left: its messages would keep gloo's sockets open
+            self._peers.close(self._worker.failed)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -47,10 +47,6 @@ class Pipeline:
             before()
         self._under_way = lambda: self._finish_one(gradient, entry, mean, finish, span)
 
-    def forget(self) -> None:
-        """Lets go of what is under way."""
-        self._under_way = None
-
     def _idle_in(self, gradient: Gradient, entry: Entry) -> frozenset[str] | None:
         if self._seen_idle is None or not entry.state:
             return None
