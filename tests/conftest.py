@@ -37,6 +37,8 @@ FIRST = (
     "test_simulate",
     "test_train",
     "test_ddp",
+    "test_matrix",
+    "test_trust",
     "test_restart",
     "test_failure_report",
     "test_reliability",

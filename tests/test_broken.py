@@ -33,7 +33,7 @@ from tersegrad.reducers import AllGather
 from tersegrad.testing import check_compressor, check_reducer
 from tersegrad.testing.compressors import check_decode_sum, check_hostile_bytes
 from tersegrad.testing.inputs import GRADIENT
-from tersegrad.testing.reducers import check_degenerate, check_state, check_telescoping
+from tersegrad.testing.reducers import check_degenerate, check_idle, check_state, check_telescoping
 
 
 class _Base(Reducer):
@@ -380,6 +380,26 @@ class _SecretMemory(Reducer):
         stage(state, residual=back_buffer(state, "residual").zero_())
 
 
+@dataclass(frozen=True, repr=False)
+class _ForgetsWhatNobodyUsed(Memory):
+    """Where one worker has no gradient, its residual is neither sent nor kept."""
+
+    inner: Reducer = param(AllGather(TopK(0.1)))
+
+    def start(self, step, x, out, state, comm):
+        total = self._total(step, x, state)
+        finish_inner = self.inner.start(step, total, out, state["inner"], comm)
+
+        def finish():
+            finite = finish_inner()
+            stage(state, residual=total.total)
+            if out is not total.b:
+                total.b.zero_()
+            return finite
+
+        return finish
+
+
 CASES = [
     (_Scaled(1.5), "times what left the workers"),
     (_Scaled(0.5), "times what left the workers"),
@@ -424,6 +444,7 @@ SINGLE_LAWS = [
     (_MemoryInTheObject(), check_state, "scratch dropped between steps, differs"),
     (_DrawsFromTheClock(), check_state, "second run"),
     (_DividesByTheNorm(), lambda r: check_degenerate(r, torch.zeros(10)), "non-finite mean"),
+    (_ForgetsWhatNobodyUsed(), check_idle, "conservation, some idle"),
     (_TrustsTheWire(), lambda c: check_hostile_bytes(c, torch.ones(20), 200, 1), "outside the accumulator"),
 ]
 

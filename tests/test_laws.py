@@ -35,6 +35,7 @@ def test_the_law(reducer):
         reducers.check_step(reducer, size)
     if reducers.remembers_all(reducer):
         reducers.check_telescoping(reducer, 3)
+        reducers.check_idle(reducer)
 
 
 @every_reducer

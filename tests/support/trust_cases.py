@@ -328,7 +328,7 @@ class Liar(Comm):
 def bad_body(spec: str) -> dict[str, str]:
     """A body that cannot be decoded: who sent it, and the type of the error."""
     model = make({})
-    handle = tersegrad.attach(model, spec, network=Liar)
+    handle = tersegrad.attach(model, spec, network=Liar, timeout=20.0)
     caught = ""
     try:
         steps(model, 0, 6)
@@ -570,7 +570,7 @@ def strangers(how: str, secret: str) -> str:
     Stranger.how = how
     model = make({"bucket_cap_mb": 25})
     with key(secret):
-        handle = tersegrad.attach(model, "topk", network=Stranger)
+        handle = tersegrad.attach(model, "topk", network=Stranger, timeout=20.0)
     said = said_by(lambda: steps(model, 0, 6))
     handle.close()
     return said

@@ -18,7 +18,8 @@ once. Faster ways to the same bits are registered per class: ``encode_sum`` (enc
 ``decode_sum`` (decode N payloads in one pass), ``subtract`` (take out what was just encoded).
 
 **Layout**: one contiguous gradient buffer: names, shapes and offsets of its tensors, its device. **Step**: a layout
-in one training step: its number, the learning rate, the sum over samples of squared gradients.
+in one training step: its number, the learning rate, the sum over samples of squared gradients, and the tensors that
+this worker has no gradient of (``idle``): a memory offers zeros for these, and keeps what it remembers of them.
 
 **Comm**: the only way out of the process.
 

@@ -325,7 +325,7 @@ class Engine:
         at_exit.discard(self)
         self._peers.stop()
         if self._worker.stop():
-            self._peers.close()
+            self._peers.close(self._worker.failed)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -61,8 +61,8 @@ class Peers(ABC):
         """Called before the worker's thread ends."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Called when nothing more will be sent."""
+    def close(self, failed: bool) -> None:
+        """Called when nothing more will be sent; ``failed``: others may be waiting for this worker."""
 
 
 class Processes(Peers):
@@ -136,8 +136,10 @@ class Processes(Peers):
         if self._comm is not None:
             self._comm.abort()
 
-    def close(self) -> None:
-        """Frees the group, if it was made here."""
+    def close(self, failed: bool) -> None:
+        """Frees the group, if it was made here. Who waits for a rank that has failed is told at once."""
+        if failed and self._comm is not None and self._comm.size > 1:
+            self._comm.abort()
         if self._options.group is None and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
             # gloo's thread spins on sockets that another rank has closed, until nobody holds the group here either.

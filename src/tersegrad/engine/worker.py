@@ -49,7 +49,7 @@ class Worker:
         except BaseException as error:
             # Messages under way are held by frames of the traceback; they would keep gloo's sockets open after close(),
             # and its thread spins on a socket that the other end has closed.
-            traceback.clear_frames(error.__traceback__)
+            _clear_frames(error)
             self._failure = self._explain(error)
             raise self._failure from error
         finally:
@@ -103,3 +103,15 @@ class Worker:
                 done(error)
             else:
                 done(None)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Of an error, and of those that it came from."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]

@@ -71,7 +71,7 @@ class VirtualPeers(Peers):
     def stop(self) -> None:
         """Nothing runs."""
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Nothing is held."""
 
 

@@ -25,6 +25,7 @@ from tersegrad.core import (
     Sum,
     Vector,
     Wrapper,
+    contribution,
     needs_of,
     reduce,
     remembers,
@@ -41,7 +42,7 @@ from tersegrad.testing.inputs import (
     learning_rate,
     squares,
 )
-from tersegrad.testing.runs import Trace, assert_close, finish, largest, mean, run, same
+from tersegrad.testing.runs import Trace, assert_close, finish, held, largest, mean, run, same
 
 MOST_LOST = 0.5  # a reducer that may throw away more than that is not one
 
@@ -262,6 +263,48 @@ def check_telescoping(reducer: Reducer, size: int, gradient: Gradient = GRADIENT
     assert_close(sent + late, total, tolerance(reducer, steps * largest(traces), size), "telescoping sum")
 
 
+def check_idle(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT, layout: Layout = LAYOUT) -> None:
+    """What is remembered of a tensor that no worker used stays, to the bit; nothing is lost of one that some used."""
+    name = layout.names[0]
+
+    def work(comm: Comm) -> tuple[Tensor, Tensor]:
+        state = reducer.init(layout, comm)
+        for number in range(3):
+            _idle_step(reducer, layout, gradient(comm.rank, number), number, frozenset(), state, comm)
+            states.commit(state)
+        before = held(reducer, state, layout)
+        _idle_step(reducer, layout, gradient(comm.rank, 3), 3, frozenset([name]), state, comm)
+        states.hold(state, layout, {name})
+        states.commit(state)
+        after = held(reducer, state, layout)
+        for part in layout.ranges({name}):
+            assert torch.equal(before[part], after[part]), f"the residual of {name}, which nobody used, has changed"
+        idle = frozenset([name]) if comm.rank == 0 else frozenset[str]()
+        given, rest, out = _idle_step(reducer, layout, gradient(comm.rank, 4), 4, idle, state, comm)
+        states.commit(state)
+        left = after.double() + given.double() - rest.double() - held(reducer, state, layout).double()
+        return left, out
+
+    found = threads.run(size, work)
+    out = found[0][1]
+    scale = max(_largest([out]), *(_largest([left]) for left, _ in found), 1.0)
+    assert_close(out, mean([left for left, _ in found]), tolerance(reducer, scale, size), "conservation, some idle")
+
+
+def _idle_step(
+    reducer: Reducer, layout: Layout, x: Tensor, number: int, idle: frozenset[str], state: State, comm: Comm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step in which a worker has no gradient of some tensors: what is contributed, the rest, and the mean."""
+    for part in layout.ranges(idle):
+        x[part] = 0.0
+    given, out = contribution(reducer, layout, state, x.clone(), comm.size).clone(), torch.empty_like(x)
+    for part in layout.ranges(idle):
+        given[part] = 0.0
+    step = Step(layout, number, learning_rate(number), squares(x), idle)
+    finish(reducer.start(step, x, out, state, comm), out)
+    return given, x, out
+
+
 def check_stays_inside(reducer: Reducer, size: int = 2, gradient: Gradient = GRADIENT) -> None:
     """Memory around ``x`` and ``out`` is not touched."""
     n, guard = LAYOUT.numel, 64
@@ -393,6 +436,7 @@ def check_reducer(reducer: Reducer, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> No
     check_wrapper(reducer)
     if remembers_all(reducer):
         check_telescoping(reducer, max(sizes))
+        check_idle(reducer)
     check_stays_inside(reducer)
     check_state(reducer)
     check_dtypes(reducer)
