@@ -19,7 +19,7 @@ SPECS = {
     "bf16": "bf16",
     "sidco": "sidco",
     "vgc": "vgc",
-    "fft": "fft",
+    "fft*": "ErrorFeedback(AllGather(FFT(theta=0.9, values=RangeFloat(bits=6), order='channels_last')))",
     "gradiveq*": "GradiVeQ(slice_size=512, loss=0.01, warmup=5, learn=8, compress=200, worst=None, drift=None, "
     "linear=True)",
     "topk4*": "ErrorFeedback(Schedule(AllGather(TopK(ratio=0.03, values=RangeFloat(bits=4))), 'ratio', "
