@@ -3,6 +3,7 @@
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,10 +86,10 @@ def _inspect_whole(label: str, reducer: Reducer, gradients: Gradients) -> None:
     _beside(seen.total, whole.share(reducer, density, seen.nbytes, numel))
 
 
-def _shown_basis(figures: dict[str, float]) -> str:
-    if figures["refusals"]:
-        return f"refused ({figures['held_out_loss']:.0%} of the energy outside it), so that the layer is sent whole"
-    return f"{figures['coefficients']} coefficients for every {figures['slice_length']} elements"
+def _shown_basis(figures: dict[str, Any]) -> str:
+    shown = f"{figures['coefficients']} coefficients for every {figures['slice_length']} elements"
+    lost = figures["held_out_loss"]
+    return shown if lost is None else f"{shown}, which miss {lost:.0%} of the energy of other steps"
 
 
 def _headline(label: str, expression: str) -> None:
