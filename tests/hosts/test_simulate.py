@@ -21,6 +21,7 @@ from tersegrad.specs import PRESETS
 STEPS = 50
 AFTER_WARMUP = (  # what 50 steps of a preset do not reach
     "GradiVeQ(warmup=3, learn=4, compress=8, worst=None, tiny=0)",
+    "GradiVeQ(warmup=3, learn=4, compress=8, order='filter', coefficients=Ring(Identity()), worst=None, linear=True)",
     "MomentumCorrection(Warmup(AllGather(TopK(0.01)), steps=20), momentum=0.7, clip=1.0)",
 )
 
