@@ -78,6 +78,7 @@ class Processes(Peers):
         self._options = options
         self._group: dist.ProcessGroup | None = None
         self._comm: TorchComm | None = None
+        self._run = ""
 
     def watch(self, doing: Callable[[], Doing]) -> None:
         """Begins to look for alarms of other ranks."""
@@ -106,7 +107,7 @@ class Processes(Peers):
         if key := shared_key():
             self._prove(key, tokens)
             self._comm.share(run_key(key, tokens))
-        self._run: str = tokens[0]
+        self._run = str(tokens[0])
         return self._run
 
     def _prove(self, key: bytes, tokens: list[str]) -> None:
