@@ -220,7 +220,7 @@ def states(spec: str) -> dict[str, Any]:
 def loaded_alone(spec: str) -> str:
     """Rank 2 loads, and the others go on."""
     model = make({})
-    handle = tersegrad.attach(model, spec, timeout=8.0)
+    handle = tersegrad.attach(model, spec, timeout=20.0)
     peers = handle._engine._peers
     peers._options = replace(peers._options, timeout=2.0)  # for loading only: a busy machine may be slow in a step
     steps(model, 0, 2)
