@@ -13,6 +13,7 @@ import pytest
 
 import tersegrad
 from support.fault_cases import BUSY, GRACE, LIMIT, SIZE, TIMEOUT
+from tersegrad.specs import PRESETS
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fault_cases.py"
 METHODS = {
@@ -22,7 +23,7 @@ METHODS = {
     "ring of sparse": "ErrorFeedback(Ring(TopK(0.1)))",
     "two shot": "TwoShot(QSGD(bits=4))",
     "powersgd": "powersgd",
-}
+} | {name: name for name in PRESETS if name not in ("none", "topk", "powersgd")}
 
 
 @dataclass

@@ -120,7 +120,8 @@ def train(rank: int, case: Case, ready: int, go: int) -> None:
         spec = "AllReduce(BF16())"
     # "none" goes straight to the process group, unless something is put in its way
     network = None if spec == "none" and case.fault != "raises in the worker" else _Broken
-    handle = tersegrad.attach(model, spec, timeout=TIMEOUT, network=network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    handle = tersegrad.attach(model, spec, timeout=TIMEOUT, network=network, optimizer=optimizer)
     handle._engine._peers._reporter.grace = GRACE
     try:
         for step in range(1000):

@@ -94,11 +94,13 @@ class TorchComm(Comm):
     def abort(self) -> None:
         """Ends all operations that are under way, in whichever thread, with an error; nothing can be sent afterwards.
 
-        gloo has no call for that, but closes all connections when one message does not arrive in time.
+        gloo has no call for that, but closes all connections when one message does not arrive in time. On a connection
+        that is closed already there is no waiting, so all others are tried.
         """
-        never, other = torch.empty(1, dtype=torch.uint8), (self.rank + 1) % self.size
-        with suppress(RuntimeError):
-            self.group.recv([never], other, _NO_TAG).wait(timedelta(milliseconds=1))
+        never = torch.empty(1, dtype=torch.uint8)
+        for by in range(1, self.size):
+            with suppress(RuntimeError):
+                self.group.recv([never], (self.rank + by) % self.size, _NO_TAG).wait(timedelta(milliseconds=1))
 
     def start_all_reduce(self, x: Tensor) -> Pending:
         """Sums in place; gloo reduces every part of the ring in one place, so all workers get the same bits."""

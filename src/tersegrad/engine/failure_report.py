@@ -89,8 +89,10 @@ class FailureReporter:
         reason = self._reason(step, bool(reached))
         return NetworkError(f"{reason} This rank, {self._names[self.rank]}, saw in step {step}: {error}")
 
-    def compare(self, mine: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
+    def compare(self, mine: dict[str, Any], run: str, timeout: float) -> dict[int, dict[str, Any]]:
         """Writes to the store what this rank was given to load, and waits for what the others were given.
+
+        ``run`` is a name that no other run has: a store may outlive one.
 
         Raises:
             AloneError: Some rank was given nothing in this time.
@@ -103,9 +105,9 @@ class FailureReporter:
 
         def ask() -> None:
             try:
-                self._store.set(f"load {this} {self.rank}", json.dumps(mine))
+                self._store.set(f"load {run} {this} {self.rank}", json.dumps(mine))
                 while len(heard) < self.size and time.monotonic() < over:
-                    heard.update(self._found(f"load {this}", heard))
+                    heard.update(self._found(f"load {run} {this}", heard))
                     time.sleep(0.0 if len(heard) == self.size else _PAUSE)
             except Exception:  # the store is gone; who is missing is said below
                 pass

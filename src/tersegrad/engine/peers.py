@@ -78,6 +78,7 @@ class Processes(Peers):
         self._options = options
         self._group: dist.ProcessGroup | None = None
         self._comm: TorchComm | None = None
+        self._run = ""
 
     def watch(self, doing: Callable[[], Doing]) -> None:
         """Begins to look for alarms of other ranks."""
@@ -106,8 +107,8 @@ class Processes(Peers):
         if key := shared_key():
             self._prove(key, tokens)
             self._comm.share(run_key(key, tokens))
-        run: str = tokens[0]
-        return run
+        self._run = str(tokens[0])
+        return self._run
 
     def _prove(self, key: bytes, tokens: list[str]) -> None:
         """Every rank shows that it has the key."""
@@ -121,7 +122,7 @@ class Processes(Peers):
 
     def compare_loaded(self, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Through the store: a rank that loads nothing is in a step of its own, and must not be mixed up with this."""
-        return self._reporter.compare(mine, self._options.timeout)
+        return self._reporter.compare(mine, self._run, self._options.timeout)
 
     def explain(self, error: BaseException) -> BaseException:
         """See FailureReporter."""
