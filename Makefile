@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a small real model over an emulated 100 Mbit/s link, plain and compressed
 	$(BIN)/tersegrad demo
 
-test: $(READY)  ## tests and doctests, file by file in two processes (many of them start four more)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: $(READY)  ## tests and doctests, file by file in four processes: many of their tests wait for processes of their own
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY)  ## the slow tier: minutes of real training over real slow links
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200

@@ -410,6 +410,16 @@ def test_what_is_not_finite_makes_no_body(bad, where):
     assert bool(decode(FFT(), payload, state).isnan().all())
 
 
+@cases(bad=[float("nan"), float("inf")], where=[slice(None), slice(0, 1), slice(100_000, 100_001), slice(0, 20_000)])
+def test_many_pieces_of_which_some_are_non_finite(bad, where):
+    """Some of them are drawn to guess a threshold, and some are not."""
+    layout = Layout(("filters", "matrix"), ((64, 32, 3, 3), (2000, 100)))
+    for compressor in (FFT(0.7, order="channels_last"), FFT(0.9, select="tensor"), FFT(0.9, chunk=64)):
+        x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
+        x[where] = bad
+        assert not compressor.encode(x, compressor.init(layout, 0)).finite
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 

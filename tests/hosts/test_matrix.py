@@ -1,5 +1,7 @@
 """Every preset under every option of DDP, in the phase that the preset is for, in four real processes."""
 
+import pytest
+
 from support import matrix_cases
 from support.matrix_cases import OPTIONS, STEPS
 from tersegrad.specs import PRESETS
@@ -18,13 +20,29 @@ IN_PHASE = {
         STEPS,
     ),
 }
-SPECS = dict(IN_PHASE.get(name, (name, STEPS)) for name in PRESETS)
+# One of each kind; the others are in the slow tier.
+USUAL = (
+    "none",
+    "bf16",
+    "auto",
+    "sidco",
+    "vgc",
+    "fft",
+    "gradiveq",
+    "topk4",
+    "ahead",
+    "dgc",
+    "signum",
+    "int8",
+    "powersgd",
+)
 
 
-def test_every_preset_under_every_option_of_ddp(gloo4):
-    specs = list(SPECS)
-    for start in range(0, len(specs), 3):  # a few at a time, because one run has to end within gloo.TIMEOUT
-        results = gloo4.run(matrix_cases.under_all_options, {spec: SPECS[spec] for spec in specs[start : start + 3]})
+@pytest.mark.parametrize("names", [USUAL, pytest.param(sorted({*PRESETS} - {*USUAL}), marks=pytest.mark.slow)])
+def test_every_preset_under_every_option_of_ddp(gloo4, names):
+    specs = dict(IN_PHASE.get(name, (name, STEPS)) for name in names)
+    for spec, steps in specs.items():
+        results = gloo4.run(matrix_cases.under_all_options, {spec: steps})
         for spec, by_option in results[0].items():
             assert set(by_option) == {option.__name__ for option in OPTIONS} | {"subgroup"}
             for option, digest in by_option.items():

@@ -44,7 +44,7 @@ SEVERAL_BUCKETS = ("none", "auto", "topk4", "vgc", "ahead", "powersgd", AFTER_WA
 
 
 @pytest.mark.parametrize("part", range(2))
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_preset_is_to_the_bit_what_processes_compute(gloo4, workers, part):
     specs, how = [*PRESETS, *AFTER_WARMUP][part::2], {"wide": 50}
     assert _differing(specs, gloo4.run(cases.real, specs, workers, STEPS, **how), workers, **how) == []
@@ -56,8 +56,8 @@ def test_several_buckets_too(gloo4):
 
 
 def test_all_gradients_in_one_vector_too(gloo4):
-    specs, how = ["sidco-paper", "topk4"], {"bucket_cap_mb": 100}
-    assert _differing(specs, gloo4.run(cases.real, specs, 4, STEPS, **how), 4, **how) == []
+    specs, how = ["sidco-paper"], {"bucket_cap_mb": 100}
+    assert _differing(specs, gloo4.run(cases.real, specs, 2, STEPS, **how), 2, **how) == []
     several, one = (cases.virtual("sidco-paper", 2, 2, bucket_cap_mb=cap) for cap in (None, 100))
     assert (several.metrics()["buckets"], one.metrics()["buckets"]) == (2, 1)
 

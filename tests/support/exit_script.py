@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # no threads but those of the ranks
+
 import torch
 import torch._dynamo  # DDP imports it; here that is done before the ranks are forked
 import torch.distributed as dist

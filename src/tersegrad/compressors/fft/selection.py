@@ -81,7 +81,7 @@ def _collected(x: Tensor, group: Group, progress: Tensor, candidates: tuple[Tens
 def _guess(x: Tensor, group: Group, state: State) -> Tensor | None:
     """The progress to begin with: no candidate, and a key that about ``MARGIN`` k of the bins reach.
 
-    Few bins need no guess. None if too few of many bins are in pieces to draw from.
+    Few bins need no guess. None if too few of many bins are in pieces to draw from, or if one of these is non-finite.
     """
     bins, progress = group.stop - group.start, torch.zeros(3, dtype=torch.int64, device=x.device)
     if bin_capacity(bins, group.k) > bins:
@@ -96,6 +96,8 @@ def _guess(x: Tensor, group: Group, state: State) -> Tensor | None:
         kernels.on(x).fold(half, bins_, magnitudes)
         parts.append(magnitudes)
     sample = torch.cat(parts)
+    if not bool(sample.isfinite().all()):
+        return None
     share = group.k / bins * sample.numel()
     rank = min(sample.numel(), int(MARGIN * share + 3 * share**0.5) + 3)
     indices = torch.empty(rank, dtype=torch.int32, device=x.device)
