@@ -11,7 +11,7 @@ from typing import Any
 
 from support import fork_server
 
-TIMEOUT = 90.0  # seconds until a test gives up on its workers; far above what any of them needs
+TIMEOUT = 240.0  # seconds until a test gives up on its workers; far above what any of them needs
 
 
 class WorkerError(AssertionError):
